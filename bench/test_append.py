@@ -20,7 +20,8 @@ import pytest
 from benchmarks import Counters, Report, median_s
 
 from cometmq import Broker
-from cometmq.shm.kernel._kernel import QueueCursor, scan
+from cometmq.shm.kernel.codec import scan
+from cometmq.shm.kernel.live import QueueCursor
 from cometmq.shm.log.commit_log import CommitLog
 from cometmq.shm.os.files import COMMITLOG_DIR, map_segment, segment_name
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from benchmarks import Report
 
-from cometmq.shm.kernel._kernel import QueueCursor
+from cometmq.shm.kernel.live import QueueCursor
 from cometmq.shm.log.commit_log import CommitLog
 from cometmq.shm.log.references import create_references
 from cometmq.shm.log.retired import RetiredSegments

@@ -20,7 +20,9 @@ from benchmarks import Report, median_s
 
 from cometmq.shm.derived.consume_queue import UNIT
 from cometmq.shm.derived.index_file import IndexFiles, IndexReader, IndexShape, list_index_files
-from cometmq.shm.kernel._kernel import BatchEncoder, Dispatcher, QueueCursor, decode
+from cometmq.shm.kernel.codec import BatchEncoder, decode
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import Dispatcher
 from cometmq.shm.log.commit_log import CommitLog
 from cometmq.shm.os.files import COMMITLOG_DIR, map_segment, segment_name
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import Report
 
-from cometmq.shm.kernel._kernel import QueueCursor
+from cometmq.shm.kernel.live import QueueCursor
 from cometmq.shm.log.commit_log import CommitLog
 from cometmq.shm.os.files import make_store_folders
 from cometmq.shm.tools.repair import recover_store

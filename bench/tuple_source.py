@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from cometmq.shm.kernel._kernel import decode
+from cometmq.shm.kernel.codec import decode
 from cometmq.shm.live.queue_table import QueueRange
 from cometmq.shm.reading.column_reader import ColumnReader, FixedPositions
 from cometmq.spark.schema import default_schema

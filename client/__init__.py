@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cometmq.client.sending.receipt import Receipt, Receipts
     from cometmq.client.sending.requests import Reply
     from cometmq.client.sending.transaction import Transaction
-    from cometmq.shm.kernel._kernel import Message
+    from cometmq.shm.kernel.codec import Message
 
 __all__ = [
     "ActorSubscription",
@@ -61,7 +61,7 @@ _HOME: Final = {
     "AsyncProducer": "cometmq.client.aio",
     "AsyncTransaction": "cometmq.client.sending.loop_transaction",
     "Consumer": "cometmq.client.consumer",
-    "Message": "cometmq.shm.kernel._kernel",
+    "Message": "cometmq.shm.kernel.codec",
     "PendingTransaction": "cometmq.client.sending.pending",
     "PopConsumer": "cometmq.client.popping.consumer",
     "Producer": "cometmq.client.sending.producer",

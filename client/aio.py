@@ -43,7 +43,7 @@ from cometmq.protocol.errors import CometError
 from cometmq.protocol.retry import SOON_S
 from cometmq.protocol.tags import ALL_TAGS
 from cometmq.protocol.timed import Handle
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 YIELD_COUNT: Final = 256  # messages of a loop between two turns of the event loop
 

@@ -27,7 +27,7 @@ from cometmq.protocol.tags import ALL_TAGS, check_expression
 from cometmq.protocol.wire.uninterrupted import (
     uninterrupted_class,
 )
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 from cometmq.shm.reading.selection import selection_of
 
 POLL_S: Final = 1.0

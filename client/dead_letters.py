@@ -33,7 +33,7 @@ from cometmq.protocol.names import (
     check_group,
     check_usable_group,
 )
-from cometmq.shm.kernel._kernel import Message, decode
+from cometmq.shm.kernel.codec import Message, decode
 
 PAGE_BYTES: Final = 1_048_576
 PAGE_COUNT: Final = 256

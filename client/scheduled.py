@@ -12,7 +12,7 @@ from cometmq.client.arguments import checked
 from cometmq.protocol.commands import BrokerEndpoints, PullMessages, PullResult
 from cometmq.protocol.names import TIMER_TOPIC
 from cometmq.protocol.timed import Handle
-from cometmq.shm.kernel._kernel import Message, decode, due_ms_of
+from cometmq.shm.kernel.codec import Message, decode, due_ms_of
 
 PAGE_BYTES: Final = 1_048_576
 PAGE_COUNT: Final = 1_024

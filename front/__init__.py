@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         subscribe_actor,
     )
     from cometmq.protocol.version import VERSION as __version__
-    from cometmq.shm.kernel._kernel import Appender
+    from cometmq.shm.kernel.store import Appender
 
 __all__ = [
     "Admin",
@@ -61,7 +61,7 @@ __all__ = [
 # Where each name lives, and what it is called there: nothing, where it is a module of its own.
 _HOME: Final = {
     **dict.fromkeys(__all__, "cometmq.client"),
-    "Appender": "cometmq.shm.kernel._kernel",
+    "Appender": "cometmq.shm.kernel.store",
     "Broker": "cometmq.broker",
     "__version__": "cometmq.protocol.version",
     "errors": "cometmq.errors",

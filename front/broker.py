@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from cometmq.client.options import ConsumerOptions, PopOptions, ProducerOptions
     from cometmq.protocol.wire.remote import RemoteRef
-    from cometmq.shm.kernel._kernel import Appender
+    from cometmq.shm.kernel.store import Appender
 
 EMBEDDING: Final = 16  # descriptors: its pipes and its log, while it starts
 HOSTING: Final = 64  # what the writer's process has open, with the first of its clients

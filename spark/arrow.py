@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cometmq.shm.kernel._kernel import ArrowBuffer, Columns
+from cometmq.shm.kernel.columns import ArrowBuffer, Columns
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

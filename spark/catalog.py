@@ -32,7 +32,8 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import CometError, StoreNotOurs
 from cometmq.protocol.retry import pause_s, spread
 from cometmq.protocol.topics import fetch_topics
-from cometmq.shm.kernel._kernel import QueueSpans, decode
+from cometmq.shm.kernel.codec import decode
+from cometmq.shm.kernel.columns import QueueSpans
 from cometmq.shm.live.queue_table import QueueRange
 from cometmq.shm.os.files import ABORT_FILE, COMMITLOG_DIR
 from cometmq.shm.reading.column_reader import (

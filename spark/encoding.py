@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cometmq.protocol.errors import CometError, MessageIllegal
-from cometmq.shm.kernel._kernel import NO_QUEUE, ArrowText, RowEncoder, RowIllegal
+from cometmq.shm.kernel.columns import NO_QUEUE, ArrowText, RowEncoder, RowIllegal
 from cometmq.spark.kafka import WRITE_COLUMNS as KAFKAS_COLUMNS
 from cometmq.spark.kafka import counterpart
 from cometmq.spark.schema import SchemaError

@@ -28,8 +28,15 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.tags import ALL_TAGS, TAG_SEPARATOR, parse_tags
 from cometmq.protocol.wire.channel import Channel, Pending
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import Columns, QueueSpans
+from cometmq.shm.kernel.columns import (
+    COLUMNS_DAMAGED,
+    COLUMNS_DONE,
+    COLUMNS_FULL,
+    COLUMNS_GONE,
+    COLUMNS_HOLE,
+    Columns,
+    QueueSpans,
+)
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 from cometmq.shm.reading.column_reader import ColumnReader
 from cometmq.shm.reading.selection import filter_of
@@ -205,18 +212,18 @@ class _FileReading(_Reading):
                 reason, at = self._reader.gather_columns(
                     self.columns, queue.topic, queue.queue_id, at, span.end
                 )
-                if reason == _kernel.COLUMNS_FULL:
+                if reason == COLUMNS_FULL:
                     yield
-                elif reason == _kernel.COLUMNS_GONE:
+                elif reason == COLUMNS_GONE:
                     kept = self._reader.first_kept(queue.topic, queue.queue_id, at + 1, span.end)
                     self.trouble.gone(queue, at, kept)
                     at = kept
-                elif reason != _kernel.COLUMNS_DONE:
+                elif reason != COLUMNS_DONE:
                     self._pass_over(reason, queue, at)
                     at += 1
 
     def _pass_over(self, reason: int, queue: Queue, at: int) -> None:
-        if reason == _kernel.COLUMNS_HOLE:
+        if reason == COLUMNS_HOLE:
             self.trouble.hole(f"{queue} offset {at} in {self._task.store}")
             return
         physical_offset = self.columns.damage[2]
@@ -242,11 +249,11 @@ class _LogReading(_Reading):
         at, end = self._task.span.begin, self._task.span.end
         while at < end:
             reason, at = self._reader.scan_columns(self.columns, at, end, spans)
-            if reason == _kernel.COLUMNS_FULL:
+            if reason == COLUMNS_FULL:
                 yield
-            elif reason == _kernel.COLUMNS_GONE:
+            elif reason == COLUMNS_GONE:
                 raise MessagesMissing(f"{self._reader.file_of(at)} has been deleted")
-            elif reason == _kernel.COLUMNS_DAMAGED:
+            elif reason == COLUMNS_DAMAGED:
                 where = f"{self._reader.file_of(at)}, physical offset {at}"
                 self.trouble.damaged(where, self.columns)
                 at = self._reader.after_damage(at, end)
@@ -353,12 +360,12 @@ class _RpcReading(_Reading):
             reason, position, at = self.columns.decode_run(
                 buffer, position, name, queue.queue_id, at, end, self._gaps
             )
-            if reason == _kernel.COLUMNS_DONE:
+            if reason == COLUMNS_DONE:
                 return at
-            if reason == _kernel.COLUMNS_FULL:
+            if reason == COLUMNS_FULL:
                 yield
                 continue
-            if reason == _kernel.COLUMNS_HOLE:
+            if reason == COLUMNS_HOLE:
                 self.trouble.hole(f"{queue} offset {at}")
             else:
                 self.trouble.damaged(self._where(queue, at), self.columns)

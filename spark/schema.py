@@ -1,6 +1,6 @@
 """The columns: one table of their names, Spark types and whether they are there by default.
 
-The kernel fills them under the same names (`_kernel.COLUMN_NAMES`).
+The kernel fills them under the same names (`columns.COLUMN_NAMES`).
 """
 
 from __future__ import annotations

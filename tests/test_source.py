@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -14,7 +15,9 @@ from packages import PACKAGE_DIR, SETUPTOOLS
 from paths import ROOT
 from typed import look_at_types
 
-from cometmq.shm.kernel import _kernel, layout
+from cometmq.shm.kernel import codec, layout
+
+KERNEL = ("codec", "columns", "live", "store")  # its extensions
 
 # Which folder may import which: imports run downward (docs/architecture.md, The floors).
 FLOORS: dict[str, set[str]] = {
@@ -205,7 +208,7 @@ def test_every_wing_has_its_rule() -> None:
 def test_books_are_pure() -> None:
     """They know declarations alone, and the rules that the kernel has for them, so that whoever
     drives them decides on time and I/O."""
-    rules = {f"cometmq.shm.kernel._kernel.{name}" for name in ("HalfEnds", "note_ended", "op_text")}
+    rules = {f"cometmq.shm.kernel.store.{name}" for name in ("HalfEnds", "note_ended", "op_text")}
     for path in sources("actors/tables"):
         assert imported(path) <= {"protocol", "actors", "shm"}
         assert {each for each in names_imported(path) if each.startswith("cometmq.shm")} <= rules
@@ -463,13 +466,15 @@ def test_the_kernels_layouts_are_printed_from_the_declarations() -> None:
         "print it again: python -m cometmq.shm.kernel.layout > shm/kernel/layout.pxi"
     )
     by_name = {found.name: found.size for found in layout.LAYOUTS}
-    for name, size in _kernel.layout_sizes().items():
+    for name, size in codec.layout_sizes().items():
         assert by_name[name] == size
 
 
-def test_the_kernels_types_name_what_is_there() -> None:
-    """Every name in _kernel.pyi exists, and every public name of the kernel is in it."""
-    tree = ast.parse((ROOT / "shm/kernel/_kernel.pyi").read_text())
+@pytest.mark.parametrize("name", KERNEL)
+def test_the_kernels_types_name_what_is_there(name: str) -> None:
+    """Every name in a stub exists, and every public name of its extension is in it."""
+    native = importlib.import_module(f"cometmq.shm.kernel.{name}")
+    tree = ast.parse((ROOT / f"shm/kernel/{name}.pyi").read_text())
     declared = {
         node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
     } | {
@@ -478,22 +483,24 @@ def test_the_kernels_types_name_what_is_there() -> None:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
     public = {
-        name
-        for name, value in vars(_kernel).items()
-        if not name.startswith("_")
-        and getattr(value, "__module__", "cometmq.shm.kernel._kernel")
-        == "cometmq.shm.kernel._kernel"
+        each
+        for each, value in vars(native).items()
+        if not each.startswith("_")
+        and getattr(value, "__module__", native.__name__) == native.__name__
     }
-    assert declared - {"Buffer"} <= set(vars(_kernel))
-    assert public - declared == {"Holder"}
+    assert declared - {"Buffer"} <= set(vars(native))
+    assert public - declared <= {"Holder", "REASONS"}  # used in each other
 
 
-def test_the_kernel_is_built_again_for_each_of_its_files() -> None:
+def test_each_part_of_the_kernel_is_in_one_extension() -> None:
     kernel = ROOT / "shm/kernel"
-    parts = {f"shm/kernel/{path.name}" for kind in ("*.pxi", "*.h") for path in kernel.glob(kind)}
-    assert set(SETUPTOOLS["ext-modules"][0]["depends"]) == parts
-    included = re.findall(r'^include "(.*)"$', (kernel / "_kernel.pyx").read_text(), re.MULTILINE)
-    assert {f"shm/kernel/{name}" for name in included} == {p for p in parts if p.endswith(".pxi")}
+    included = [
+        name
+        for path in (*(kernel / f"{each}.pyx" for each in KERNEL), kernel / "base.pxd")
+        for name in re.findall(r'^include "(.*)"$', path.read_text(), re.MULTILINE)
+    ]
+    assert sorted(included) == sorted(path.name for path in kernel.glob("*.pxi"))
+    assert {path.stem for path in kernel.glob("*.pyx")} == set(KERNEL)
 
 
 def kernel_functions(path: Path) -> dict[str, int]:
@@ -521,7 +528,7 @@ def kernel_functions(path: Path) -> dict[str, int]:
 def test_kernel_functions_fit_on_a_screen() -> None:
     kernel = ROOT / "shm/kernel"
     found: dict[str, int] = {}
-    for path in [*kernel.glob("*.pxi"), *kernel.glob("*.pyx")]:
+    for path in kernel.glob("*.p[xy][dix]"):
         found |= kernel_functions(path)
     assert len(found) > 250  # it finds functions at all
     assert {name: n for name, n in found.items() if n > SCREEN_LINES} == {}

@@ -43,7 +43,8 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.names import check_properties, check_tag
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import Appender, QueueCursor
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import Appender
 from cometmq.shm.live.control import Counter, Doorbell
 
 log = logging.getLogger(__name__)

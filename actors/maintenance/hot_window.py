@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from cometmq.actors.maintenance.reach import Reach
-from cometmq.shm.kernel._kernel import FileMap
+from cometmq.shm.kernel.codec import FileMap
 from cometmq.shm.os.files import COMMITLOG_DIR, Pages, map_log, segment_name, write_out
 
 POPULATE_READ: Final = 22  # MADV_POPULATE_READ, Linux 5.14

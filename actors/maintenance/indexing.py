@@ -11,7 +11,7 @@ from cometmq.actors.runtime.family import Family
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.derived.index_file import IndexFiles, list_index_files
 from cometmq.shm.derived.index_recovery import IndexedMark, LogScan, recover_index
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec, store
 from cometmq.shm.live.control import Counter
 from cometmq.shm.log.references import LogMaps
 from cometmq.shm.os.files import INDEX_DIR
@@ -104,10 +104,10 @@ class Indexing:
             self._indexed.advance(end)  # deleted just now
             return
         reached, reason = self._files.index(memory, start, begin, end, STEP_COUNT)
-        if reason == _kernel.INDEX_BAD:  # damage that the dispatcher has reported and passed over
-            found = _kernel.find_record(memory, start, reached + 1, end, 0)
+        if reason == store.INDEX_BAD:  # damage that the dispatcher has reported and passed over
+            found = codec.find_record(memory, start, reached + 1, end, 0)
             reached = found if found >= 0 else end
-        self._indexed.advance(end if reason == _kernel.INDEX_BLANK else reached)
+        self._indexed.advance(end if reason == store.INDEX_BLANK else reached)
         if self._indexed.value >= self._mark.written + MARK_EVERY_BYTES:
             self._mark.write(self._indexed.value)
         self._full.advance(self._full.value + self._files.full_count)

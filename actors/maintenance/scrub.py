@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from cometmq.shm.kernel._kernel import REASONS, scan
+from cometmq.shm.kernel.codec import REASONS, scan
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from cometmq.actors.runtime.held import HeldRequest, TimedRequests
 from cometmq.actors.runtime.request import Request
 from cometmq.actors.runtime.service import ServiceActor
 from cometmq.protocol.commands import PullMessages
-from cometmq.shm.kernel._kernel import STRIPES, ReadCell
+from cometmq.shm.kernel.live import STRIPES, ReadCell
 from cometmq.shm.live.queue_table import QueueTable
 
 HELD_MAX: Final = 100_000

@@ -11,8 +11,9 @@ from cometmq.actors.runtime.service import Request
 from cometmq.protocol.commands import Command, QueryMessages, QueryResult, RebuildIndex
 from cometmq.protocol.errors import MessageNotFound, NoPermission
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.derived.index_file import IndexReader, carries
+from cometmq.shm.derived.index_file import IndexReader
 from cometmq.shm.live.control import Counter
+from cometmq.shm.reading.selection import carries
 from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)

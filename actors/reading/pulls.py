@@ -17,8 +17,8 @@ from cometmq.actors.runtime.service import SLICE_S, Request, ServiceActor
 from cometmq.protocol.commands import Command, PullMessages, PullResult, PullStatus
 from cometmq.protocol.errors import CometError, SubscriptionIllegal
 from cometmq.protocol.filters import check_filters_on
-from cometmq.shm.kernel._kernel import SleepCell
 from cometmq.shm.kernel.layout import RECORD_HEAD
+from cometmq.shm.kernel.live import SleepCell
 from cometmq.shm.live.control import Counter, Phase, run_number
 from cometmq.shm.live.queue_table import QueueTable
 from cometmq.shm.os.memory import memory_of

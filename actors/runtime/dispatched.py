@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cometmq.actors.runtime.family import Family
-from cometmq.shm.kernel._kernel import wait_until
+from cometmq.shm.kernel.live import wait_until
 from cometmq.shm.live.control import Counter, Doorbell
 
 

@@ -18,7 +18,7 @@ from cometmq.actors.runtime.roles import role_of
 from cometmq.conf import BrokerSettings, FlushDiskType
 from cometmq.protocol.errors import ServiceNotAvailable
 from cometmq.shm.derived.index_file import IndexShape
-from cometmq.shm.kernel._kernel import OwnedCell
+from cometmq.shm.kernel.live import OwnedCell
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Phase
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueRange, QueueTable
 from cometmq.shm.log.last_run import LastRun

@@ -20,7 +20,7 @@ from cometmq.protocol.errors import (
     NotMaster,
     ServiceNotAvailable,
 )
-from cometmq.shm.kernel._kernel import ReadCell
+from cometmq.shm.kernel.live import ReadCell
 from cometmq.shm.live.control import Counter, Service
 
 GRANTS: Final = frozenset({PopMessages, ChangeInvisible})

@@ -8,7 +8,7 @@ from typing import Final
 
 from cometmq.actors.tables.transactions import Ended, Halves, OpQueue, last_of, read_op
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
-from cometmq.shm.kernel._kernel import Message, decode
+from cometmq.shm.kernel.codec import Message, decode
 from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from cometmq.actors.tables.lean import lean
 from cometmq.protocol.commands import AppendRecords, Cover, Derivation, QueueKey
-from cometmq.shm.kernel._kernel import InnerEncoder, Message, RecordTooLarge
+from cometmq.shm.kernel.codec import Message, RecordTooLarge
 from cometmq.shm.kernel.layout import CRC_PROPERTY_BYTES, PROPERTIES_MAX_BYTES
+from cometmq.shm.kernel.store import InnerEncoder
 
 
 class LogSettings(Protocol):

@@ -40,7 +40,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import CometError, MessageIllegal
 from cometmq.protocol.names import check_group
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)

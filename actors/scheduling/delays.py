@@ -20,13 +20,12 @@ from cometmq.protocol.commands import Cover, Position
 from cometmq.protocol.errors import MessageIllegal
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import (
+from cometmq.shm.kernel.codec import BatchFull, decode
+from cometmq.shm.kernel.store import (
     DELAYS_AHEAD,
     DELAYS_DONE,
     DELAYS_EARLY,
     DELAYS_NEW_QUEUE,
-    BatchFull,
-    decode,
     fill_due,
 )
 from cometmq.shm.reading.store_reader import StoreReader

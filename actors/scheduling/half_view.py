@@ -12,7 +12,7 @@ from cometmq.actors.tables.transactions import GROUP, QUEUES, Halves, OpQueue, O
 from cometmq.protocol.commands import BeginTransactions, CommitOffsets, GroupOffsets, QueueOffset
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 from cometmq.shm.reading.store_reader import StoreReader
 
 ASK_S: Final = 1.0  # then it is asked anew

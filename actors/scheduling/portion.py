@@ -10,7 +10,7 @@ from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.tables.delays import destination
 from cometmq.actors.tables.lean import DELIVERED
 from cometmq.protocol.errors import CometError, MessageNotFound
-from cometmq.shm.kernel._kernel import Message, RecordTooLarge
+from cometmq.shm.kernel.codec import Message, RecordTooLarge
 from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)

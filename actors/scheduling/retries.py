@@ -35,13 +35,8 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.names import DELAY_TOPIC, POP_RETRY_SIGNS, RETRY_PREFIX
 from cometmq.protocol.uptime import Uptime
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import (
-    BatchFull,
-    Message,
-    RecordTooLarge,
-    again_properties,
-    decode,
-)
+from cometmq.shm.kernel.codec import BatchFull, Message, RecordTooLarge, decode
+from cometmq.shm.kernel.store import again_properties
 from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.store_reader import StoreReader
 

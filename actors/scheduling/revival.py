@@ -30,7 +30,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import CometError, MessageNotFound, MessageTooLarge
 from cometmq.protocol.wire.channel import Channel, Pending
-from cometmq.shm.kernel._kernel import decode
+from cometmq.shm.kernel.codec import decode
 from cometmq.shm.live.queue_table import QueueTable
 from cometmq.shm.reading.store_reader import StoreReader
 

@@ -18,16 +18,8 @@ from cometmq.actors.tables.lean import WAITING
 from cometmq.actors.tables.timers import Move, TimersState, is_recalled, retimed
 from cometmq.protocol.errors import MessageNotFound
 from cometmq.protocol.names import TIMER_TOPIC
-from cometmq.shm.kernel._kernel import (
-    TIMERS_SKEW_MS,
-    TIMERS_UNMAPPED,
-    BatchFull,
-    Message,
-    RecordTooLarge,
-    TimerWheel,
-    due_ms_by,
-    due_ms_of,
-)
+from cometmq.shm.kernel.codec import BatchFull, Message, RecordTooLarge, due_ms_by, due_ms_of
+from cometmq.shm.kernel.store import TIMERS_SKEW_MS, TIMERS_UNMAPPED, TimerWheel
 from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)

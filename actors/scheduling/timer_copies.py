@@ -10,7 +10,8 @@ from cometmq.actors.tables.lean import WAITING
 from cometmq.actors.tables.timers import is_recalled, recalled_key, rolled
 from cometmq.protocol.errors import MessageNotFound
 from cometmq.protocol.names import TIMER_TOPIC
-from cometmq.shm.kernel._kernel import (
+from cometmq.shm.kernel.codec import BatchFull, Message, RecordTooLarge, due_ms_of
+from cometmq.shm.kernel.store import (
     TIMERS_DONE,
     TIMERS_EARLY,
     TIMERS_LARGE,
@@ -18,11 +19,7 @@ from cometmq.shm.kernel._kernel import (
     TIMERS_NOWHERE,
     TIMERS_ROLL,
     TIMERS_SKEW_MS,
-    BatchFull,
-    Message,
-    RecordTooLarge,
     TimerWheel,
-    due_ms_of,
 )
 from cometmq.shm.reading.store_reader import StoreReader
 

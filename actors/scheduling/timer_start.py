@@ -5,7 +5,8 @@ from __future__ import annotations
 from cometmq.protocol.errors import MessageNotFound
 from cometmq.protocol.names import TIMER_TOPIC
 from cometmq.shm.derived.timer_files import TimerCheck
-from cometmq.shm.kernel._kernel import TimerWheel, decode
+from cometmq.shm.kernel.codec import decode
+from cometmq.shm.kernel.store import TimerWheel
 from cometmq.shm.reading.store_reader import StoreReader
 
 

@@ -34,15 +34,8 @@ from cometmq.protocol.errors import MessageIllegal, MessageNotFound
 from cometmq.protocol.names import TIMER_TOPIC
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.derived.timer_files import TimerCheck, TimerFiles, read_check, write_check
-from cometmq.shm.kernel._kernel import (
-    TIMERS_DONE,
-    TIMERS_NO_ROOM,
-    TIMERS_OCCUPIED,
-    BatchFull,
-    RecordTooLarge,
-    TimerWheel,
-    due_ms_of,
-)
+from cometmq.shm.kernel.codec import BatchFull, RecordTooLarge, due_ms_of
+from cometmq.shm.kernel.store import TIMERS_DONE, TIMERS_NO_ROOM, TIMERS_OCCUPIED, TimerWheel
 from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.store_reader import StoreReader
 

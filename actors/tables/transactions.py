@@ -19,7 +19,7 @@ from cometmq.protocol.commands import QueueKey
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
 from cometmq.protocol.uptime import NAME as UPTIME_NAME
 from cometmq.protocol.uptime import Uptime, uptime_of
-from cometmq.shm.kernel._kernel import HalfEnds, note_ended, op_text
+from cometmq.shm.kernel.store import HalfEnds, note_ended, op_text
 
 KEPT: Final = 1 << 20  # halves before the first pending one whose end is remembered
 SPAN_MAX: Final = 1 << 26  # from the first that is remembered to the last

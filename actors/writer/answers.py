@@ -27,7 +27,7 @@ from cometmq.protocol.errors import (
     NotConfirmed,
     SlaveNotAvailable,
 )
-from cometmq.shm.kernel._kernel import ReadCell, SleepCell
+from cometmq.shm.kernel.live import ReadCell, SleepCell
 
 # From there on the flush process syncs, so that a sender is told in time.
 SLOW_S: Final = 0.1

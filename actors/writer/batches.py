@@ -41,11 +41,9 @@ from cometmq.protocol.errors import (
 from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC, TIMER_TOPIC, check_usable_group
 from cometmq.protocol.timed import LATEST_MS
 from cometmq.protocol.uptime import MS_DIGITS
-from cometmq.shm.kernel._kernel import (
-    QueueCursor,
-    WaitingBatch,
-    element_start,
-)
+from cometmq.shm.kernel.codec import element_start
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import WaitingBatch
 from cometmq.shm.log.commit_log import CommitLog
 
 

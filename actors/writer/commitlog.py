@@ -58,7 +58,7 @@ from cometmq.protocol.errors import (
     ServiceNotAvailable,
     ShuttingDown,
 )
-from cometmq.shm.kernel._kernel import Sleepers
+from cometmq.shm.kernel.store import Sleepers
 from cometmq.shm.live.control import Counter, Doorbell, Phase
 from cometmq.shm.os.locks import StoreLock
 from cometmq.shm.reading.derived_log import last_marks

@@ -19,7 +19,8 @@ from cometmq.protocol.names import TOPIC_MAX, check_writable_topic, is_internal_
 from cometmq.protocol.perm import WRITE
 from cometmq.protocol.topics import TopicMirror
 from cometmq.shm.derived.other_queues import topics_not_served
-from cometmq.shm.kernel._kernel import QueueCursor, is_queue_name
+from cometmq.shm.kernel.codec import is_queue_name
+from cometmq.shm.kernel.live import QueueCursor
 from cometmq.shm.live.queue_table import SLOTS_MAX, QueueTable
 
 log = logging.getLogger(__name__)

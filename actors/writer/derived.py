@@ -23,7 +23,7 @@ from cometmq.protocol.derived import (
     pack_mark,
 )
 from cometmq.protocol.errors import CometError
-from cometmq.shm.kernel._kernel import InnerEncoder
+from cometmq.shm.kernel.store import InnerEncoder
 from cometmq.shm.reading.derived_log import StoredMark
 
 log = logging.getLogger(__name__)

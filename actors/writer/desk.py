@@ -54,12 +54,8 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.frames import failed
 from cometmq.protocol.names import HIDDEN_TOPICS, OP_TOPIC
-from cometmq.shm.kernel._kernel import (
-    EndsBatch,
-    HalfEnds,
-    OwnedCell,
-    ReadCell,
-)
+from cometmq.shm.kernel.live import OwnedCell, ReadCell
+from cometmq.shm.kernel.store import EndsBatch, HalfEnds
 from cometmq.shm.live.control import Counter
 from cometmq.shm.log.commit_log import CommitLog
 

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterable
 
 from cometmq.actors.runtime.family import Family
-from cometmq.shm.kernel._kernel import LogAppender, QueueCursor
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import LogAppender
 from cometmq.shm.live.control import Counter, Doorbell
 
 

@@ -37,7 +37,7 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
 from cometmq.protocol.wire.channel import Channel, Pending
-from cometmq.shm.kernel._kernel import HalfEnds
+from cometmq.shm.kernel.store import HalfEnds
 from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.store_reader import ReadLimits
 

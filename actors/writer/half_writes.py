@@ -15,7 +15,7 @@ from cometmq.actors.tables.transactions import Outcome, copy_properties
 from cometmq.protocol.commands import PassedHalf
 from cometmq.protocol.errors import CometError, MessageTooLarge, StoreDamaged
 from cometmq.protocol.names import GIVEN_UP_TOPIC, HALF_TOPIC
-from cometmq.shm.kernel._kernel import Message, RecordDamaged, RecordTooLarge
+from cometmq.shm.kernel.codec import Message, RecordDamaged, RecordTooLarge
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,7 @@ from cometmq.actors.runtime.family import Family
 from cometmq.protocol.commands import Copy, RebuildIndex, Section, SectionResult
 from cometmq.protocol.errors import ArgumentIllegal, MessageIllegal, MessageTooLarge, NoPermission
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import (
-    BatchIllegal,
-    Message,
-    batch_keys,
-    batch_without,
-    unique_id,
-)
+from cometmq.shm.kernel.codec import BatchIllegal, Message, batch_keys, batch_without, unique_id
 from cometmq.shm.log.commit_log import refusal
 from cometmq.shm.reading.recent_keys import RecentKeys
 

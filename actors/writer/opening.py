@@ -17,7 +17,7 @@ from cometmq.protocol.commands import ListTopics, TopicList
 from cometmq.protocol.errors import StoreError
 from cometmq.protocol.topics import TopicMirror, fetch_topics
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import SleepCell
+from cometmq.shm.kernel.live import SleepCell
 from cometmq.shm.live.control import HOT_STEP_BYTES, Counter, Phase
 from cometmq.shm.log.commit_log import CommitLog
 from cometmq.shm.log.last_run import LastRun

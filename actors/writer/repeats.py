@@ -26,7 +26,7 @@ from cometmq.actors.runtime.service import Request, ServiceActor
 from cometmq.actors.writer.batches import Batches, Earlier, Found
 from cometmq.protocol.commands import TIMED, Section, SendMessages
 from cometmq.protocol.errors import CometError, NotConfirmed, ShuttingDown, SystemBusy
-from cometmq.shm.kernel._kernel import Message, decode, element_due_ms, unique_id
+from cometmq.shm.kernel.codec import Message, decode, element_due_ms, unique_id
 from cometmq.shm.reading.store_reader import ReadLimits
 
 PAGE_COUNT: Final = 2_048  # messages looked at at a time

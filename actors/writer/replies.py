@@ -53,7 +53,7 @@ from cometmq.protocol.replies import (
     reply_topic,
     requester_of,
 )
-from cometmq.shm.kernel._kernel import BatchFull
+from cometmq.shm.kernel.codec import BatchFull
 from cometmq.shm.os.processes import NAME_MAX as PROCESS_NAME_MAX
 from cometmq.shm.os.processes import has_ended
 

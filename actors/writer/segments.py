@@ -11,7 +11,7 @@ import msgspec
 
 from cometmq.actors.runtime.family import Family
 from cometmq.protocol.errors import CometError, DiskFull, ServiceNotAvailable
-from cometmq.shm.kernel._kernel import Sleepers
+from cometmq.shm.kernel.store import Sleepers
 from cometmq.shm.live.control import Counter, Doorbell
 from cometmq.shm.log.commit_log import CommitLog
 

@@ -55,7 +55,8 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.frames import failed
 from cometmq.protocol.names import HALF_TOPIC, check_group
-from cometmq.shm.kernel._kernel import HalfEnds, Message
+from cometmq.shm.kernel.codec import Message
+from cometmq.shm.kernel.store import HalfEnds
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,8 @@ from cometmq.bench.extra import BenchError
 from cometmq.bench.own import FLUSHES, windows
 from cometmq.bench.systems import Durability
 from cometmq.bench.worker import Job, serve
-from cometmq.shm.kernel._kernel import Appender, decode
+from cometmq.shm.kernel.codec import decode
+from cometmq.shm.kernel.store import Appender
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
 from cometmq.shm.reading.store_reader import GetStatus, ReadLimits, StoreReader
 

@@ -20,8 +20,8 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import ArgumentIllegal, MessageNotFound
 from cometmq.protocol.names import check_search_key
-from cometmq.shm.derived.index_file import TIME_MAX, carries
-from cometmq.shm.kernel._kernel import Message, decode
+from cometmq.shm.kernel.codec import Message, decode
+from cometmq.shm.reading.selection import carries
 
 OFFSET_MAX: Final = (1 << 63) - 1  # RocketMQ's are Java longs
 ID_DIGITS: Final = {32: 4, 56: 16}  # hex digits of an offset message id -> bytes of its address
@@ -112,7 +112,7 @@ class MessageAdmin(Brokers):
             key,
             max_count,
             0 if begin is None else milliseconds(begin),
-            TIME_MAX if end is None else milliseconds(end),
+            OFFSET_MAX if end is None else milliseconds(end),
             unique,
         )
         found: list[Message] = []

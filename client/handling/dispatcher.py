@@ -38,7 +38,7 @@ from cometmq.client.receiving.buffer import Queue
 from cometmq.client.receiving.member import Member
 from cometmq.client.receiving.receiver import Receiver
 from cometmq.protocol.names import RETRY_PREFIX
-from cometmq.shm.kernel._kernel import Message, count_attempts, restore_topics
+from cometmq.shm.kernel.codec import Message, count_attempts, restore_topics
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypedDict, get_type_hints
 from cometmq.client.arguments import check
 from cometmq.client.handling.outcomes import check_awaited, check_handler
 from cometmq.protocol.errors import ArgumentIllegal
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 Handler = Callable[[Any], Any]
 Middleware = Callable[[Handler], Handler]

@@ -21,7 +21,7 @@ from cometmq.protocol.commands import GivenBack
 from cometmq.protocol.errors import CometError, NotConfirmed
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.steady import Steady
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from operator import length_hint
 from typing import Any
 
 from cometmq.client.receiving.buffer import Queue
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 Unit = Any  # what a handler gets at once: a Message, or a list of them
 

@@ -19,7 +19,7 @@ from cometmq.client.popping.run import AsyncPopRun
 from cometmq.protocol.errors import ArgumentIllegal, ClientClosed
 from cometmq.protocol.tags import ALL_TAGS
 from cometmq.protocol.wire.patched import check_not_patched
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 log = logging.getLogger(__name__)
 

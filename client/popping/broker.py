@@ -54,7 +54,7 @@ from cometmq.protocol.names import RETRY_PREFIX
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.tags import ALL_TAGS
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import (
+from cometmq.shm.kernel.codec import (
     Message,
     count_attempts,
     decode,

@@ -56,7 +56,7 @@ from cometmq.protocol.wire.uninterrupted import (
     call_uninterrupted,
     uninterrupted_class,
 )
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 from cometmq.shm.reading.selection import selection_of
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from cometmq.client.handling.stuck import Watch
 from cometmq.client.popping.broker import may_help
 from cometmq.client.popping.settlement import POLL_S, Popping, PopSettlement
 from cometmq.protocol.errors import CometError
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 
 class PopRun(Run):

@@ -27,7 +27,7 @@ from cometmq.client.popping.broker import taken_of
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.takes import TAKE_MAX
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 if TYPE_CHECKING:
     from cometmq.client.receiving.buffer import Queue

@@ -10,7 +10,7 @@ from cometmq.client.receiving.replicas import Replicas
 from cometmq.protocol.commands import BrokerEndpoints
 from cometmq.protocol.frames import Frame
 from cometmq.protocol.tags import split
-from cometmq.shm.kernel._kernel import Message, set_source
+from cometmq.shm.kernel.codec import Message, set_source
 from cometmq.shm.reading.selection import selection_of
 
 

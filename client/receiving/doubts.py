@@ -31,7 +31,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import CometError, NotConfirmed
 from cometmq.protocol.frames import Frame
-from cometmq.shm.kernel._kernel import decode
+from cometmq.shm.kernel.codec import decode
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from cometmq.protocol.commands import Attended, AttendQueues, Command, GetLocal,
 from cometmq.protocol.errors import CometError, NotMapped
 from cometmq.protocol.wire.channel import Channel, Pending
 from cometmq.protocol.wire.long_poll import ask_held
-from cometmq.shm.kernel._kernel import QueueWatch, ReadCell
+from cometmq.shm.kernel.live import QueueWatch, ReadCell
 from cometmq.shm.live.control import Counter
 from cometmq.shm.os.processes import boot_id
 from cometmq.shm.reading.local import MappedStore

@@ -35,7 +35,7 @@ from cometmq.protocol.errors import (
     StoreError,
 )
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import SLEEP_CELLS_MAX, Bell, ReadCell, Sleeper
+from cometmq.shm.kernel.live import SLEEP_CELLS_MAX, Bell, ReadCell, Sleeper
 from cometmq.shm.os.processes import boot_id
 from cometmq.shm.reading.local import MappedStore
 from cometmq.shm.reading.mapped_reader import Found

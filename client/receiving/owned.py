@@ -17,7 +17,7 @@ from cometmq.client.receiving.replicas import Replicas
 from cometmq.protocol.commands import QueueKey, QueueOffset, Subscription
 from cometmq.protocol.errors import NotOwner
 from cometmq.protocol.tags import joined, split
-from cometmq.shm.kernel._kernel import Message, runs, stretches
+from cometmq.shm.kernel.codec import Message, runs, stretches
 
 QueueId = tuple[str, str, int]  # broker, topic, number
 

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import attrgetter
 
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 _queue_offset = attrgetter("queue_offset")
 

@@ -25,7 +25,7 @@ from cometmq.protocol.commands import PullMessages, PullResult, PullStatus
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel, Pending, wait_any
 from cometmq.protocol.wire.long_poll import ask_held
-from cometmq.shm.kernel._kernel import Message, RecordDamaged, decode
+from cometmq.shm.kernel.codec import Message, RecordDamaged, decode
 from cometmq.shm.kernel.layout import MAGIC_V1, MAGIC_V2
 from cometmq.shm.reading.mapped_reader import Found
 

@@ -34,7 +34,7 @@ from cometmq.protocol.replies import (
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.channel import Channel, Pending
 from cometmq.protocol.wire.uninterrupted import uninterrupted
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 from cometmq.shm.os.processes import boot_id
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from cometmq.protocol.wire.uninterrupted import (
     call_uninterrupted,
     uninterrupted,
 )
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 
 class Stream:

@@ -13,7 +13,7 @@ import pykka
 from cometmq.client.consumer import Consumer
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.retry import pause_s
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cometmq.protocol.wire.steady import Steady
-from cometmq.shm.kernel._kernel import Bell, ReadCell, Sleeper
+from cometmq.shm.kernel.live import Bell, ReadCell, Sleeper
 
 log = logging.getLogger(__name__)
 

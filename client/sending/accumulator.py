@@ -14,10 +14,10 @@ from cometmq.client.sending.outgoing import Outgoing, Target
 from cometmq.client.sending.receipt import Batch
 from cometmq.client.sending.window import Window
 from cometmq.protocol.errors import CometError
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import BatchFull
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.codec import BatchFull
 
-Quick = dict[str, tuple[Batch, _kernel.BatchEncoder, int]]  # by topic; with the delay level
+Quick = dict[str, tuple[Batch, codec.BatchEncoder, int]]  # by topic; with the delay level
 
 OPEN_MAX: Final = 24  # delay levels that a queue has open batches of at once
 
@@ -65,7 +65,7 @@ class Accumulator:
         self._timeout_s = timeout_s
         self._line_up = line_up
         self._watch = watch
-        self._encoders: list[_kernel.BatchEncoder] = []
+        self._encoders: list[codec.BatchEncoder] = []
         self._lingering: deque[Batch] = deque()  # open or closed meanwhile, by `due`
 
     # --- one batch ---
@@ -100,8 +100,8 @@ class Accumulator:
         self._watch(bool(linger_s) and len(self._lingering) == 1)
         return batch
 
-    def new_encoder(self) -> _kernel.BatchEncoder:
-        return _kernel.BatchEncoder(
+    def new_encoder(self) -> codec.BatchEncoder:
+        return codec.BatchEncoder(
             size_max=self._batching.bytes_max, count_max=self._batching.count_max
         )
 

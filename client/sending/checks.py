@@ -28,7 +28,7 @@ from cometmq.protocol.retry import pause_s
 from cometmq.protocol.wire.channel import Pending
 from cometmq.protocol.wire.long_poll import LongPoll
 from cometmq.protocol.wire.steady import Steady
-from cometmq.shm.kernel._kernel import Message, decode
+from cometmq.shm.kernel.codec import Message, decode
 
 log = logging.getLogger(__name__)
 

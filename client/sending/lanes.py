@@ -21,7 +21,7 @@ from cometmq.protocol.errors import (
     NotMaster,
 )
 from cometmq.protocol.perm import WRITE
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec
 
 
 class Lane:
@@ -253,7 +253,7 @@ class TopicLanes:
         brokers = self._brokers
         if len(brokers) < 2:
             return None
-        return brokers[abs(_kernel.java_hash(key)) % len(brokers)]
+        return brokers[abs(codec.java_hash(key)) % len(brokers)]
 
     def next_idle(self) -> Lane | None:
         """The next queue in turn that has nothing to do; None also where none may be written."""
@@ -265,7 +265,7 @@ class TopicLanes:
         """RocketMQ SelectMessageQueueByHash: |hashCode % queues| over the queues of all brokers."""
         lanes = self.writable()
         try:
-            return lanes[abs(_kernel.java_hash(ordering_key)) % len(lanes)]
+            return lanes[abs(codec.java_hash(ordering_key)) % len(lanes)]
         except UnicodeError as error:
             raise MessageIllegal(f"ordering_key is no text: {error}") from None
 

@@ -13,7 +13,7 @@ from cometmq.protocol.commands import TIMED
 from cometmq.protocol.errors import ArgumentIllegal, MessageIllegal, MessageTooLarge
 from cometmq.protocol.names import check_properties, check_tag, check_topic, joined_keys
 from cometmq.protocol.timed import RECALL_TAG, Handle
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec
 
 Body = bytes | bytearray | memoryview
 Keys = str | Iterable[str] | None
@@ -46,7 +46,7 @@ class Outgoing(msgspec.Struct, gc=False):
     sys_flag: int | None = None  # of the batch it goes into; None: see `Sender.prepare`
     producer_group: str = ""  # it is part of a transaction
 
-    def add_to(self, encoder: _kernel.BatchEncoder) -> int:
+    def add_to(self, encoder: codec.BatchEncoder) -> int:
         try:
             return encoder.add(self.body, self.tags, self.keys, self.properties, self.flag)
         except BufferError as error:  # every other step of a memoryview, say
@@ -103,7 +103,7 @@ def compose(
     if deliver_at is not None or deliver_after is not None:
         if delay_level:
             raise ArgumentIllegal(f"delay_level={delay_level}, and a time to deliver it as well")
-        name, value = _kernel.timing(deliver_at, deliver_after)
+        name, value = codec.timing(deliver_at, deliver_after)
         properties = {**(properties or {}), name: value}
         delay_level = TIMED
     return (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from cometmq.client.unclosed import Unclosed
 from cometmq.protocol.errors import ArgumentIllegal, CometError
 from cometmq.protocol.timed import Handle
 from cometmq.protocol.wire.uninterrupted import uninterrupted_class
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class Producer:
         if self._sender.may_be_quick and type(self).send is Producer.send:
             # What most calls do, in one native one.
             quick = self._sender.delivery.accumulator.quick
-            self.send = _kernel.QuickSend(*quick, Receipt, self.send).send  # type: ignore[method-assign]
+            self.send = codec.QuickSend(*quick, Receipt, self.send).send  # type: ignore[method-assign]
         try:
             self._begin(wait_for_broker)
         except BaseException:

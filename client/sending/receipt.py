@@ -24,7 +24,7 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.timed import Handle
 from cometmq.protocol.wire.uninterrupted import call_uninterrupted
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec
 
 if TYPE_CHECKING:
     import asyncio
@@ -96,7 +96,7 @@ class Batch:
     def __init__(
         self,
         topic: str,
-        encoder: _kernel.BatchEncoder | None,
+        encoder: codec.BatchEncoder | None,
         *,
         wait: bool,
         delay_level: int = 0,
@@ -221,7 +221,7 @@ class Batch:
             )
             members = set(group)
             others = [index for index in range(self.count) if index not in members]
-            part.body, part.count = _kernel.batch_without(self.body, others), len(group)
+            part.body, part.count = codec.batch_without(self.body, others), len(group)
             part.targets = [self.targets[index] for index in group]
             part.generation, part.remembered = self.generation, self.remembered
             part.since, part.deadline, part.limit = self.since, self.deadline, self.limit
@@ -248,15 +248,15 @@ class Batch:
         if self.delay_level == TIMED:
             return  # each may have a time of its own
         if self.count > 1 or len(self.body) > SMALL_BYTES:
-            first = _kernel.unique_id(self.body, 0)
-            if _id_after(first, self.count - 1) == _kernel.unique_id(self.body, self.count - 1):
+            first = codec.unique_id(self.body, 0)
+            if _id_after(first, self.count - 1) == codec.unique_id(self.body, self.count - 1):
                 self.first_id = first
                 self.body = b""
 
     def id_of(self, index: int) -> str:
         """The UNIQ_KEY of a message of a closed batch."""
         first = self.first_id
-        return _id_after(first, index) if first else _kernel.unique_id(self.body, index)
+        return _id_after(first, index) if first else codec.unique_id(self.body, index)
 
     def wait_settled(self) -> None:
         """Sleep until it is stored or has failed: at most linger and timeout together.
@@ -313,10 +313,10 @@ class Batch:
         answer = self.answer()
         if self.delay_level != TIMED:
             return None
-        first, second = (_kernel.element_due_ms(self.body, index, now) for now in (0, 1))
+        first, second = (codec.element_due_ms(self.body, index, now) for now in (0, 1))
         if first != second and not answer.timed_ms:
             return None
-        return _kernel.element_due_ms(self.body, index, answer.timed_ms)
+        return codec.element_due_ms(self.body, index, answer.timed_ms)
 
     def settled(self) -> list[Settled]:
         """Return the answer as values for receipts, in the order of messages. Waits for it."""

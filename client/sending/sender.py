@@ -48,7 +48,7 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.names import check_writable_topic
 from cometmq.protocol.wire.pending import Pending
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec
 
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()
 Held = dict[Batch, tuple[TopicLanes, Lane | None]]  # open batches, and what they are meant for
@@ -102,7 +102,7 @@ class Sender:
         self.timeout_s = self.delivery.policy.timeout_s
         self._max_message_bytes = max_message_bytes
         self._batch_bytes = batching.bytes_max
-        self._single: list[_kernel.BatchEncoder] = []  # encoders for messages that travel alone
+        self._single: list[codec.BatchEncoder] = []  # encoders for messages that travel alone
         self._closed = False
         _senders.add(self)
 

@@ -18,7 +18,7 @@ from cometmq.cli.progress import progress
 from cometmq.protocol.errors import StoreLocked
 
 if TYPE_CHECKING:
-    from cometmq.shm.kernel._kernel import Message
+    from cometmq.shm.kernel.codec import Message
     from cometmq.shm.log.recovery import Damage
 
 _HERE: Final = "cometmq.cli.store"

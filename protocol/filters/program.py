@@ -42,7 +42,7 @@ class Op(IntEnum):
 
 
 class Program(NamedTuple):
-    """What `_kernel.Filter` takes, and verifies."""
+    """What the kernel's `Filter` takes, and verifies."""
 
     code: bytes  # of WORDs
     names: tuple[bytes, ...]

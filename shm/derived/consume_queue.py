@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import os
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.codec import FileMap, fillers_end, last_real, units_before, units_end
 from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.os.files import (
     CONSUME_QUEUE_DIR,
-    STAGING_DIR,
     count_dirty,
-    create_segment,
     list_segments,
     map_segment,
-    maps_are_many,
-    reserve,
     segment_name,
     zero_tail,
 )
@@ -31,8 +25,6 @@ from cometmq.shm.os.files import (
 log = logging.getLogger(__name__)
 
 UNIT: Final = CONSUME_QUEUE_UNIT.size
-RESERVE_FIRST_BYTES: Final = 4096
-RESERVE_STEP_MAX: Final = 262_144
 
 
 def queue_folder(store: Path, topic: str, queue_id: int) -> Path:
@@ -46,13 +38,13 @@ def list_queues(store: Path) -> Iterator[tuple[str, int]]:
         return
     for topic in sorted(entry.name for entry in os.scandir(root) if entry.is_dir()):
         for queue in sorted(entry.name for entry in os.scandir(root / topic) if entry.is_dir()):
-            if queue.isascii() and queue.isdigit() and _kernel.is_queue_name(topic, int(queue)):
+            if queue.isascii() and queue.isdigit() and codec.is_queue_name(topic, int(queue)):
                 yield topic, int(queue)
 
 
 def is_filler(unit: Mapping[str, int]) -> bool:
     """Whether it is RocketMQ's entry that stands for nothing; the kernel has the rule."""
-    return _kernel.fillers_end(CONSUME_QUEUE_UNIT.pack(**unit), 0, 1) == 1
+    return fillers_end(CONSUME_QUEUE_UNIT.pack(**unit), 0, 1) == 1
 
 
 class QueueEnd(msgspec.Struct, frozen=True):
@@ -64,7 +56,7 @@ class QueueEnd(msgspec.Struct, frozen=True):
 
 def last_end(units: FileMap, count: int) -> int:
     """The end of the record of the last of the first `count` entries; -1 without one."""
-    real = _kernel.last_real(units, 0, count)
+    real = last_real(units, 0, count)
     if real < 0:
         return -1
     last = CONSUME_QUEUE_UNIT.unpack(units, real * UNIT)
@@ -97,7 +89,7 @@ class QueueFiles:
         index, max_physical = (starts[0] // UNIT if starts else 0), -1
         for start in starts[-3:]:
             with map_segment(self.path(start), self.segment_bytes, writable=False) as memory:
-                found = _kernel.units_end(memory, 0, self.per_segment)
+                found = units_end(memory, 0, self.per_segment)
                 max_physical = max(max_physical, last_end(memory, found))
                 index = start // UNIT + found
             if found < self.per_segment:
@@ -138,7 +130,7 @@ class QueueFiles:
         if not count:
             return 0
         with map_segment(self.path(start), self.segment_bytes, writable=False) as memory:
-            return _kernel.units_before(memory, count, physical_offset)
+            return units_before(memory, count, physical_offset)
 
     def _end_after(self, start: int, kept: int) -> QueueEnd:
         if not kept:
@@ -172,7 +164,7 @@ class QueueFiles:
         with map_segment(self.path(start), self.segment_bytes, writable=False) as memory:
             real = self.per_segment
             for _ in range(2):
-                real = _kernel.last_real(memory, 0, real) if real > 0 else -1
+                real = last_real(memory, 0, real) if real > 0 else -1
                 if real >= 0:
                     unit = CONSUME_QUEUE_UNIT.unpack(memory, real * UNIT)
                     found = max(found, unit["physical_offset"])
@@ -198,67 +190,3 @@ class QueueFiles:
             if below < count:
                 return start // UNIT + below
         return next_index
-
-
-class WindowCache:
-    """Writable mappings of the queue segments in use, the least recently needed closed first.
-
-    As many as this process may have. Queues in turns that are more than that cost a mapping for
-    every message, which is hundreds of times a message's own work.
-    """
-
-    def __init__(self, dispatcher: _kernel.Dispatcher) -> None:
-        self._dispatcher = dispatcher
-        self._open: OrderedDict[int, tuple[FileMap, int, int]] = OrderedDict()
-
-    def make_room(self, slot: int, files: QueueFiles, index: int, store: Path) -> None:
-        """Attach the window that holds `index`, with file space for it and some to come."""
-        start = index // files.per_segment * files.segment_bytes
-        memory, opened_start, reserved = self._open.pop(slot, (None, -1, 0))
-        if memory is not None and opened_start != start:
-            self._dispatcher.detach(slot)
-            memory.let_go()
-            memory = None
-        if memory is None:
-            self._let_go_of_oldest()
-            memory, reserved = self._map(files, start, store), 0
-        position = (index + 1) * UNIT - start
-        while reserved < position:
-            reserved = min(files.segment_bytes, max(RESERVE_FIRST_BYTES, 2 * reserved, position))
-            reserved = min(reserved, position + RESERVE_STEP_MAX)
-        self._reserve(files.path(start), reserved)
-        self._open[slot] = memory, start, reserved
-        self._dispatcher.attach(slot, memory, start // UNIT, start // UNIT + reserved // UNIT)
-
-    def _let_go_of_oldest(self) -> None:
-        while self._open and maps_are_many():
-            slot, (memory, _, _) = self._open.popitem(last=False)
-            self._dispatcher.detach(slot)
-            memory.let_go()
-
-    def _map(self, files: QueueFiles, start: int, store: Path) -> FileMap:
-        path = files.path(start)
-        if not path.exists() or not path.stat().st_size:  # a RocketMQ that was killed left it empty
-            create_segment(
-                files.folder, start, files.segment_bytes, store / STAGING_DIR, reserve_bytes=0
-            )
-        memory = map_segment(path, files.segment_bytes, writable=True)
-        # Or the first store into a queue's page reads on around it: 1.6 ms in place of 10 us.
-        memory.advise(mmap.MADV_RANDOM)
-        return memory
-
-    def _reserve(self, path: Path, count: int) -> None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            reserve(descriptor, 0, count, path)
-        finally:
-            os.close(descriptor)
-
-    def window(self, slot: int) -> FileMap:
-        return self._open[slot][0]
-
-    def close(self) -> None:
-        for slot, (memory, _, _) in self._open.items():
-            self._dispatcher.detach(slot)
-            memory.let_go()
-        self._open.clear()

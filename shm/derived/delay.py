@@ -7,7 +7,7 @@ from typing import Final
 
 from cometmq.conf.delay_levels import DEFAULT_LEVELS, parse_levels
 from cometmq.protocol.names import DELAY_TOPIC
-from cometmq.shm.kernel._kernel import Message, delayed_code
+from cometmq.shm.kernel.codec import Message, delayed_code
 
 LEVELS_MS: Final = parse_levels(DEFAULT_LEVELS)
 

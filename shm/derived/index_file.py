@@ -22,9 +22,16 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cometmq.protocol.errors import DiskFull, StoreNotOurs
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap
+from cometmq.shm.kernel.codec import FileMap
 from cometmq.shm.kernel.layout import INDEX_ENTRY, INDEX_HEADER
+from cometmq.shm.kernel.store import (
+    INDEX_FULL,
+    INDEX_NEED_ROOM,
+    Indexer,
+    index_chain,
+    index_hash,
+    index_is_whole,
+)
 from cometmq.shm.os.durable import no_room_is_disk_full, sync_data_if_there, sync_folder
 from cometmq.shm.os.files import INDEX_DIR, STAGING_DIR, map_segment, reserve
 
@@ -89,13 +96,13 @@ def find_shape(memory: FileMap, header: IndexHeader) -> IndexShape | None:
     say it. None: there is none, so that something is wrong with the file."""
     usual = IndexShape()
     if len(memory) == usual.file_bytes:
-        whole = _kernel.index_is_whole(memory, usual.slots, usual.entries)
+        whole = index_is_whole(memory, usual.slots, usual.entries)
         return usual if whole else None
     shapes = list(_possible_shapes(memory, header))
     # A file of few entries fits several shapes, if its last slot need not be written.
     for may_be_cut in (False, True):
         for shape in shapes:
-            if _kernel.index_is_whole(memory, shape.slots, shape.entries, may_be_cut):
+            if index_is_whole(memory, shape.slots, shape.entries, may_be_cut):
                 return shape
     return None
 
@@ -130,7 +137,7 @@ class IndexFiles:
         self.shape = shape
         self.full_count = 0  # files that were filled
         self._staging = store / STAGING_DIR
-        self._kernel = _kernel.Indexer()
+        self._kernel = Indexer()
         self._open: tuple[Path, FileMap] | None = None
         self._reserved = 0
 
@@ -166,9 +173,9 @@ class IndexFiles:
         """
         while True:
             begin, reason = self._kernel.index(memory, segment_start, begin, end, count_max)
-            if reason == _kernel.INDEX_FULL:
+            if reason == INDEX_FULL:
                 self._roll()
-            elif reason == _kernel.INDEX_NEED_ROOM:
+            elif reason == INDEX_NEED_ROOM:
                 self._make_room()
             else:
                 return begin, reason
@@ -291,7 +298,7 @@ class IndexReader:
         times as RocketMQ's index has them, cut to whole seconds; with `exact` none is missed that
         lies in the range, and some that do not are among the answers.
         """
-        key_hash = _kernel.index_hash(topic, key)
+        key_hash = index_hash(topic, key)
         for name, memory in reversed(list(self.files())):
             header = IndexHeader.of(memory)
             if header.index_count <= 1 or header.begin_physical_offset >= below:
@@ -313,7 +320,7 @@ class IndexReader:
     ) -> Iterator[int]:
         number = -1
         while number:
-            found, number, whole = _kernel.index_chain(
+            found, number, whole = index_chain(
                 memory, self._shape.slots, self._shape.entries, key_hash, begin_ms, end_ms,
                 QUERY_MAX, number, exact, below,
             )  # fmt: skip
@@ -349,20 +356,6 @@ class IndexReader:
         for memory in self._maps.values():
             memory.let_go()
         self._maps.clear()
-
-
-def carries(message: _kernel.Message, topic: str, key: str, *, unique: bool = False) -> bool:
-    """Whether a message has that key, and not only one of the same hash.
-
-    Args:
-        unique: it must be the message's UNIQ_KEY; else one of its KEYS.
-    """
-    if message.topic != topic:
-        return False
-    properties = message.properties
-    if unique:
-        return properties.get("UNIQ_KEY") == key
-    return key in properties.get("KEYS", "").split(" ")
 
 
 # --- what others do with the files ----------------------------------------------------------------

@@ -22,7 +22,8 @@ from cometmq.shm.derived.index_file import (
     list_index_files,
     read_header,
 )
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.store import INDEX_BAD, INDEX_FOUND, first_keyed, index_is_whole
 from cometmq.shm.log.references import LogMaps
 from cometmq.shm.os.durable import keep_words
 from cometmq.shm.os.files import INDEX_DIR, Checkpoint, map_segment
@@ -50,9 +51,9 @@ class LogScan:
             start = at // self._segment_bytes * self._segment_bytes
             stop = min(end, start + self._segment_bytes)
             reached, reason = self._scan(start, at, stop, above)
-            if reason == _kernel.INDEX_FOUND:
+            if reason == INDEX_FOUND:
                 return reached
-            if reason == _kernel.INDEX_BAD:
+            if reason == INDEX_BAD:
                 if reached == begin:
                     raise ValueError(f"no record begins at physical offset {reached}")
                 at = self._behind_damage(start, reached, stop)
@@ -64,16 +65,16 @@ class LogScan:
         """Raises ValueError when no record begins there."""
         start = at // self._segment_bytes * self._segment_bytes
         end = start + self._segment_bytes
-        if not _kernel.scan(self._log.only(start), start, at, end, False, True, 1)[2]:
+        if not codec.scan(self._log.only(start), start, at, end, False, True, 1)[2]:
             raise ValueError(f"no record begins at physical offset {at}")
 
     def _behind_damage(self, start: int, damaged: int, end: int) -> int:
         """Where the log goes on behind a record that is none."""
-        found = _kernel.find_record(self._log.only(start), start, damaged + 1, end)
+        found = codec.find_record(self._log.only(start), start, damaged + 1, end)
         return found if found >= 0 else end
 
     def _scan(self, start: int, begin: int, end: int, above: int) -> tuple[int, int]:
-        return _kernel.first_keyed(self._log.only(start), start, begin, end, above)
+        return first_keyed(self._log.only(start), start, begin, end, above)
 
 
 class IndexedMark:
@@ -183,7 +184,7 @@ def _trouble_of(
 def _is_whole(path: Path, shape: IndexShape) -> bool:
     with map_segment(path, shape.file_bytes, writable=False) as memory:
         memory.advise(mmap.MADV_SEQUENTIAL)
-        return _kernel.index_is_whole(memory, shape.slots, shape.entries)
+        return index_is_whole(memory, shape.slots, shape.entries)
 
 
 def _gap_before(

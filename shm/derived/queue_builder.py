@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from cometmq.shm.derived.consume_queue import QueueFiles, WindowCache
+from cometmq.shm.derived.consume_queue import QueueFiles
 from cometmq.shm.derived.delay import LEVELS_MS, tags_code_of
 from cometmq.shm.derived.other_queues import OtherTopics, list_served_queues
 from cometmq.shm.derived.queue_check import (
@@ -23,8 +23,10 @@ from cometmq.shm.derived.queue_check import (
     find_ends,
     find_faults,
 )
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import QUEUE_OFFSET_MAX, FileMap, OwnedCell
+from cometmq.shm.derived.windows import WindowCache
+from cometmq.shm.kernel import codec, store
+from cometmq.shm.kernel.codec import QUEUE_OFFSET_MAX, FileMap
+from cometmq.shm.kernel.live import OwnedCell
 from cometmq.shm.live.queue_table import (
     QUEUES_BEFORE_FILE,
     QueueRange,
@@ -74,7 +76,7 @@ class QueueBuilder:
         self._segment_bytes = files.segment_bytes
         self._table = table
         self._count = count
-        self._kernel = _kernel.Dispatcher(array("q", delay_levels_ms))
+        self._kernel = store.Dispatcher(array("q", delay_levels_ms))
         self._windows = WindowCache(self._kernel)
         self.files: list[QueueFiles] = []  # by the kernel's slot number, which is the table's
         self._log = LogMaps(files.store, files.segment_bytes)
@@ -248,15 +250,15 @@ class QueueBuilder:
             return self._pass_over(begin, end, SEGMENT_MISSING)
         while begin < end:
             begin, reason, slot, index = self._kernel.dispatch(memory, start, begin, end, enough)
-            if reason == _kernel.DISPATCH_BLANK:
+            if reason == store.DISPATCH_BLANK:
                 return start + self._segment_bytes
-            if reason == _kernel.DISPATCH_BAD:
-                found = _kernel.find_record(memory, start, min(begin + 1, end), end)
+            if reason == store.DISPATCH_BAD:
+                found = codec.find_record(memory, start, min(begin + 1, end), end)
                 resumed = found if found >= 0 else end
-                begin = self._pass_over(begin, resumed, _kernel.REASONS[index])
-            elif reason == _kernel.DISPATCH_GAP and not self._rebuilding:
+                begin = self._pass_over(begin, resumed, codec.REASONS[index])
+            elif reason == store.DISPATCH_GAP and not self._rebuilding:
                 return self._begin_anew(slot, index)
-            elif reason != _kernel.DISPATCH_DONE:
+            elif reason != store.DISPATCH_DONE:
                 begin += self._settle(reason, slot, index, memory, begin - start)
             if begin >= enough or (gone_by is not None and time.monotonic() > gone_by):
                 break
@@ -270,20 +272,20 @@ class QueueBuilder:
 
     def _settle(self, reason: int, slot: int, index: int, memory: FileMap, at: int) -> int:
         """Do what the kernel stopped for; how many bytes of the log that settles."""
-        if reason == _kernel.DISPATCH_NEW_QUEUE:
+        if reason == store.DISPATCH_NEW_QUEUE:
             message = _message(memory, at)
             if self._others.why(message.topic):
                 return self._leave_out(message)
             self._register(message.topic, message.queue_id, QueueRange(0, 0))
-        elif reason == _kernel.DISPATCH_NEED_ROOM:
+        elif reason == store.DISPATCH_NEED_ROOM:
             self._windows.make_room(slot, self.files[slot], index, self._store)
-        elif reason == _kernel.DISPATCH_TAKEN:
+        elif reason == store.DISPATCH_TAKEN:
             return self._take_place(_message(memory, at), slot, index)
-        elif reason == _kernel.DISPATCH_GAP:
+        elif reason == store.DISPATCH_GAP:
             return self._fill_gap(memory, at, slot, index)
         return 0
 
-    def _leave_out(self, message: _kernel.Message) -> int:
+    def _leave_out(self, message: codec.Message) -> int:
         """Skip a record of a topic that is not served. Return its size."""
         if message.topic not in self._said:
             self._said.add(message.topic)
@@ -294,7 +296,7 @@ class QueueBuilder:
             )  # fmt: skip
         return message.size
 
-    def _take_place(self, message: _kernel.Message, slot: int, index: int) -> int:
+    def _take_place(self, message: codec.Message, slot: int, index: int) -> int:
         """The record's place has an entry of an earlier one, if that entry holds; its size."""
         key = message.topic, message.queue_id
         unit = self.files[slot].entry(index)
@@ -309,7 +311,7 @@ class QueueBuilder:
         self._kernel.put(slot, index, message.physical_offset, message.size, code)
         return message.size
 
-    def _pass_over_record(self, message: _kernel.Message, reason: str) -> int:
+    def _pass_over_record(self, message: codec.Message, reason: str) -> int:
         """A whole record that gets no entry; its size."""
         at = message.physical_offset
         return self._pass_over(at, at + message.size, reason) - at
@@ -362,7 +364,7 @@ class QueueBuilder:
             segment_first = begin // files.per_segment * files.per_segment
             stop = min(end, segment_first + files.per_segment)
             self._windows.make_room(slot, files, stop - 1, self._store)
-            _kernel.fill_units(
+            codec.fill_units(
                 self._windows.window(slot), begin - segment_first, stop - segment_first
             )
             begin = stop
@@ -380,7 +382,7 @@ class QueueBuilder:
         self._log.close()
 
 
-def _message(memory: FileMap, at: int) -> _kernel.Message:
+def _message(memory: FileMap, at: int) -> codec.Message:
     size = int.from_bytes(memory[at : at + 4], "big")
-    (message,) = _kernel.decode(memory[at : at + size], None, False)
+    (message,) = codec.decode(memory[at : at + size], None, False)
     return message

@@ -20,8 +20,8 @@ from cometmq.shm.derived.consume_queue import (
     is_filler,
 )
 from cometmq.shm.derived.other_queues import list_served_queues, topics_not_served
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap, Message
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.codec import FileMap, Message
 from cometmq.shm.os.files import (
     COMMITLOG_DIR,
     CONSUME_QUEUE_DIR,
@@ -210,7 +210,7 @@ def entry_holds(
     start = physical_offset // files.segment_bytes * files.segment_bytes
     try:
         with files.map_log(start) as memory:
-            time_ms = _kernel.stored_at(
+            time_ms = codec.stored_at(
                 memory, start, physical_offset, unit["size"], topic.encode(), queue_id, queue_offset
             )
     except FileNotFoundError:
@@ -262,5 +262,5 @@ def records_in(
     memory: FileMap, start: int, begin: int, stop: int, count_max: int
 ) -> Iterator[Message]:
     """The whole records from `begin` on, up to the first that does not hold."""
-    reached = _kernel.scan(memory, start, begin, stop, True, True, count_max)[0]
-    yield from _kernel.decode(memory[begin - start : reached - start], None, False)
+    reached = codec.scan(memory, start, begin, stop, True, True, count_max)[0]
+    yield from codec.decode(memory[begin - start : reached - start], None, False)

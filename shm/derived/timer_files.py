@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 
 from cometmq.protocol.errors import StoreNotOurs
 from cometmq.protocol.integers import INT64_MAX
-from cometmq.shm.kernel._kernel import FileMap, LogView, TimerWheel
+from cometmq.shm.kernel.codec import FileMap, LogView
 from cometmq.shm.kernel.layout import TIMER_CHECK, TIMER_SLOT, TIMER_WHEEL_SLOTS
+from cometmq.shm.kernel.store import TimerWheel
 from cometmq.shm.os.durable import keep_words, no_room_is_disk_full
 from cometmq.shm.os.files import (
     CONFIG_DIR,

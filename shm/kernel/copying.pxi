@@ -26,6 +26,8 @@ cdef extern from *:
     #include <poll.h>
     #include <sys/socket.h>
     """
+    enum:
+        MSG_DONTWAIT
     ssize_t recv(int fd, void *into, size_t count, int flags) nogil
     void *memmove(void *into, const void *what, size_t count) nogil
     struct pollfd:

@@ -1,19 +1,5 @@
 # --- counters shared between processes -------------------------------------------------------------
 
-cdef extern from "futex.h" nogil:
-    long wake_all(const void *word, int shared)
-    uint32_t load32(const uint32_t *word)
-    uint32_t make_odd(uint32_t *word)
-    bint make_even(uint32_t *word)
-    void move_on(uint32_t *word)
-
-cdef enum:
-    CELL_BYTES = 128  # two cache lines: the value, and who sleeps on it
-    CELL_SLEEPERS = 64
-    SLEEPERS_MAX = 32
-    WORDS_MAX = 128  # of a WakeWords
-    SILENT_AT = 1024
-    WAKE_WORDS = 4096
 
 COUNTER_BYTES = CELL_BYTES
 DOORBELLS_MAX = SLEEPERS_MAX
@@ -31,10 +17,6 @@ cdef class WakeWords:
     A process that may only read the words sleeps on them as they are. While there may be such ones
     `silent` is set, and every word counts as odd.
     """
-
-    cdef object _held  # what keeps the memory
-    cdef uint32_t *_words
-    cdef readonly bint writable
 
     def __init__(self, memory):
         cdef const uint8_t[::1] view = memory
@@ -82,12 +64,6 @@ cdef class ReadCell:
         wake_words, number: on which of them processes without a doorbell sleep.
     """
 
-    cdef const uint8_t[::1] _memory
-    cdef uint64_t *_word
-    cdef uint64_t *_second  # `_word` again where there is one only
-    cdef WakeWords _wake_words
-    cdef int _number
-
     def __init__(self, memory, Py_ssize_t at, int words=1, WakeWords wake_words=None,
                  int number=0):
         if not 0 <= number < WORDS_MAX:
@@ -114,8 +90,6 @@ cdef class SleepCell(ReadCell):
     arm(), look at the value once more, then sleep on the doorbell; the writer rings it once.
     """
 
-    cdef uint8_t *_flag
-
     def __init__(self, memory, Py_ssize_t at, int doorbell, int words=1,
                  WakeWords wake_words=None, int number=0):
         cdef uint8_t[::1] writable = memory  # refuses a read-only mapping
@@ -137,20 +111,7 @@ class InvariantBroken(AssertionError):
     relies on what is not so."""
 
 
-cdef struct Owned:  # what its owner touches with every change of a cell
-    uint64_t *value
-    const uint64_t *flags  # of doorbells, SLEEPERS_MAX bytes
-    const uint32_t *word  # odd while anybody sleeps on it
-    const uint32_t *silent  # unless it is 0, anybody may
-
-
 cdef uint32_t no_sleepers = 0
-
-
-cdef inline bint is_slept_on(const Owned *cell) noexcept nogil:
-    """Whether there is anybody to wake; behind a full barrier."""
-    return (cell.flags[0] | cell.flags[1] | cell.flags[2] | cell.flags[3]
-            | (load32(cell.word) & 1) | load32(cell.silent)) != 0
 
 
 @cython.final
@@ -161,15 +122,6 @@ cdef class OwnedCell(ReadCell):
         doorbells: eventfd of every process, by doorbell number; -1 where there is none.
         second: the second of two writers. Each moves its own word and rings for all sleepers.
     """
-
-    cdef uint8_t[::1] _writable
-    cdef uint64_t *_own
-    cdef uint8_t *_flags
-    cdef Owned _owned
-    cdef int _fds[SLEEPERS_MAX]
-    cdef uint64_t _rung  # the value that was last rung for by `wake_moved`; 0 was never anybody's news
-    cdef str _name
-    cdef tuple _bounds
 
     def __init__(self, memory, Py_ssize_t at, doorbells=(), int words=1, bint second=False,
                  WakeWords wake_words=None, int number=0):
@@ -259,14 +211,6 @@ cdef class OwnedCell(ReadCell):
         """Whether anybody has armed it since it last moved. A full barrier comes first."""
         full_fence()
         return is_slept_on(&self._owned)
-
-    cdef inline void _wake(self) noexcept:
-        full_fence()  # stores before must be visible before the flags are looked at
-        self._wake_fenced()
-
-    cdef inline void _wake_fenced(self) noexcept:
-        if is_slept_on(&self._owned):
-            self._ring()
 
     cdef void _ring(self) noexcept:
         cdef uint64_t one = 1

@@ -180,7 +180,7 @@ cdef class Dispatcher:
             if number < 0 or not self._is_slot(number, &record):
                 number = self.find_slot(record.topic, record.topic_length, record.queue_id)
             if not (has_place(&record) if number < 0
-                    else 0 <= record.queue_offset <= _QUEUE_OFFSET_MAX):
+                    else 0 <= record.queue_offset <= QUEUE_OFFSET_LAST):
                 index[0] = REC_BAD_QUEUE
                 return D_BAD
             self.last_store_timestamp = record.store_timestamp
@@ -276,107 +276,3 @@ cdef class Dispatcher:
         for i in range(self._count):
             self._put_bucket(i)
         return 0
-
-
-def units_end(const uint8_t[::1] units not None, int64_t begin, int64_t end):
-    """The first ConsumeQueue entry in [begin, end) that is not valid; `end` if all are.
-
-    Valid means: physical offset >= 0 and size > 0 (RocketMQ). Counted in entries.
-    """
-    cdef int64_t index = begin
-    cdef const uint8_t *unit
-    check_units(units.shape[0], 0, begin, end)
-    while index < end:
-        unit = &units[index * CONSUME_QUEUE_UNIT_BYTES]
-        if (<int64_t>load_be64(unit + CONSUME_QUEUE_UNIT_PHYSICAL_OFFSET) < 0
-                or <int32_t>load_be32(unit + CONSUME_QUEUE_UNIT_SIZE) <= 0):
-            break
-        index += 1
-    return index
-
-
-def fill_units(uint8_t[::1] units not None, int64_t begin, int64_t end):
-    """Write RocketMQ's fillers, entries that stand for nothing, into [begin, end)."""
-    cdef int64_t index
-    check_units(units.shape[0], 0, begin, end)
-    for index in range(begin, end):
-        write_unit(&units[index * CONSUME_QUEUE_UNIT_BYTES], 0, FILLER_SIZE, 0)
-
-
-def fillers_end(const uint8_t[::1] units not None, int64_t begin, int64_t end):
-    """The first entry in [begin, end) that is no filler; `end` if all are."""
-    cdef int64_t index = begin
-    check_units(units.shape[0], 0, begin, end)
-    while index < end and is_filler(&units[index * CONSUME_QUEUE_UNIT_BYTES]):
-        index += 1
-    return index
-
-
-cdef int64_t real_before(const uint8_t[::1] units, int64_t end) noexcept nogil:
-    """The last of the first `end` entries that is no filler; -1 if all are."""
-    while end > 0 and is_filler(&units[(end - 1) * CONSUME_QUEUE_UNIT_BYTES]):
-        end -= 1
-    return end - 1
-
-
-cdef bint lies_before(const uint8_t[::1] units, int64_t index, int64_t bound) noexcept nogil:
-    return <int64_t>load_be64(
-        &units[index * CONSUME_QUEUE_UNIT_BYTES + CONSUME_QUEUE_UNIT_PHYSICAL_OFFSET]) < bound
-
-
-cdef bint is_split(const uint8_t[::1] units, int64_t at, int64_t end, int64_t bound) noexcept nogil:
-    """Whether the two entries in front of `at` lie before the bound, and the two behind do not."""
-    cdef int64_t index = at, i
-    for i in range(2):
-        index = real_before(units, index)
-        if index >= 0 and not lies_before(units, index, bound):
-            return False
-    for index in range(at, min(end, at + 2)):
-        if not is_filler(&units[index * CONSUME_QUEUE_UNIT_BYTES]) and lies_before(
-                units, index, bound):
-            return False
-    return True
-
-
-def units_before(const uint8_t[::1] units not None, int64_t end, int64_t bound):
-    """How many of the first `end` entries name records that begin before `bound`: they ascend.
-
-    A filler says nothing of its place; the entry before it does. Where an entry contradicts its
-    neighbours, all are looked at, so that a damaged one does not decide it.
-    """
-    cdef int64_t low = 0, high = end, middle, real, index, best = 0, score = 0, best_score = 0
-    check_units(units.shape[0], 0, 0, end)
-    if end <= 0:
-        return 0
-    with nogil:
-        real = real_before(units, end)
-        if real < 0 or lies_before(units, real, bound):
-            low = end
-        while low < high:
-            middle = (low + high) // 2
-            real = real_before(units, middle + 1)
-            if real < 0 or lies_before(units, real, bound):
-                low = middle + 1
-            else:
-                high = real
-        if not is_split(units, low, end, bound):
-            for index in range(end):
-                if is_filler(&units[index * CONSUME_QUEUE_UNIT_BYTES]):
-                    continue
-                score += -1 if lies_before(units, index, bound) else 1
-                if score < best_score:
-                    best, best_score = index + 1, score
-            low = best
-    return low
-
-
-def last_real(const uint8_t[::1] units not None, int64_t begin, int64_t end):
-    """The last entry in [begin, end) that is no filler; -1 if all are."""
-    cdef int64_t index
-    check_units(units.shape[0], 0, begin, end)
-    if begin >= end:
-        return -1
-    index = end - 1
-    while index >= begin and is_filler(&units[index * CONSUME_QUEUE_UNIT_BYTES]):
-        index -= 1
-    return index if index >= begin else -1

@@ -1,9 +1,25 @@
 # --- the ends of all queues: how the writer tells them, and how those who wait look at them ----------
 
-cdef enum:
-    STRIPE_COUNT = 32
 
 STRIPES = STRIPE_COUNT  # a queue belongs to the stripe `slot % STRIPES`, by its slot in the queue table
+
+
+@cython.final
+cdef class QueueCursor:
+    """The writer's end of one topic queue: its names as bytes, and the next queue offset."""
+
+    def __init__(self, str topic not None, int32_t queue_id, int64_t next_offset=0,
+                 bint auto_version=True):
+        self.topic = topic
+        self.topic_bytes = topic.encode()
+        self.topic_length = <int32_t>len(self.topic_bytes)
+        self.queue_id = queue_id
+        self.next_offset = next_offset
+        self.slot = -1
+        units = len(topic.encode("utf-16-be")) // 2
+        self.long_topic = auto_version and units > 127
+        if len(self.topic_bytes) > (32767 if self.long_topic else 127):
+            raise ValueError(f"topic of {len(self.topic_bytes)} bytes")
 
 
 cdef uint64_t *ends_in(object memory, Py_ssize_t at, Py_ssize_t slots) except NULL:
@@ -28,13 +44,6 @@ cdef class QueueEnds:
         dispatcher_fd: its doorbell.
     """
 
-    cdef uint8_t[::1] _memory
-    cdef uint64_t *_ends
-    cdef Py_ssize_t _slots
-    cdef list _stripes
-    cdef Owned *_owned[STRIPE_COUNT]  # theirs
-    cdef int _dispatcher_fd
-
     def __init__(self, memory, Py_ssize_t at, Py_ssize_t slots, stripes, int dispatcher_fd=-1):
         cdef OwnedCell cell
         cdef int number
@@ -55,22 +64,6 @@ cdef class QueueEnds:
         self._tell(queue)
         full_fence()
         self._wake(queue)
-
-    cdef inline void _tell(self, QueueCursor queue) noexcept:
-        """After `wrote`: whoever sees the end finds the records below it in the log."""
-        cdef uint64_t *count
-        if queue.slot >= 0:
-            store_release64(&self._ends[queue.slot], <uint64_t>queue.next_offset)
-            count = self._owned[queue.slot % STRIPE_COUNT].value
-            store_release64(count, load_relaxed64(count) + 1)
-
-    cdef inline void _wake(self, QueueCursor queue) noexcept:
-        """Who sleeps on it; behind a full barrier."""
-        cdef int stripe = queue.slot % STRIPE_COUNT
-        if queue.slot < 0:
-            self._ring_for_slot(queue)
-        elif is_slept_on(self._owned[stripe]):
-            (<OwnedCell>PyList_GET_ITEM(self._stripes, stripe))._ring()
 
     cdef void _ring_for_slot(self, QueueCursor queue) noexcept:
         cdef uint64_t one = 1

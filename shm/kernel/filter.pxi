@@ -6,7 +6,6 @@
 cdef extern from "decimal.h" nogil:
     void decimal_prepare()
     double decimal_of(const uint8_t *text, size_t count, int *bad)
-    void *memmem(const void *text, size_t count, const void *needle, size_t needle_bytes)
 
 cdef enum:
     F_NULL = 0
@@ -35,56 +34,20 @@ cdef enum:
     F_OPS = 23
 
     FILTER_DEPTH = 64
-    FILTER_NAMES = 128
     FILTER_WORDS = 16384
     FILTER_WORD_BYTES = 8
 
     V_NULL = 0
-    V_BOOL = 1
     V_LONG = 2
     V_DOUBLE = 3
     V_TEXT = 4
-
-    F_FAILED = 2  # a comparison of what cannot be compared: the message is not wanted
 
 
 decimal_prepare()
 
 
-cdef struct Word:
-    uint8_t op
-    uint8_t negated
-    uint16_t count
-    uint32_t argument
-
-
-cdef struct Value:
-    int type
-    int64_t whole  # of V_BOOL and V_LONG
-    double number
-    const uint8_t *text
-    Py_ssize_t count
-
-
-cdef struct Name:
-    const uint8_t *text
-    Py_ssize_t count
-
-
-cdef struct Code:  # a verified program
-    Word *words
-    Py_ssize_t count
-    Py_ssize_t names_count
-    Name names[FILTER_NAMES]
-    Value *values  # the constants: longs, then doubles, then texts
-
-
 cdef class Filter:
     """A program of protocol/filters. Raises ValueError unless it can only do what is meant."""
-
-    cdef Code code
-    cdef list _kept  # the bytes that names and texts point into
-    cdef readonly int depth  # of its stack
 
     def __cinit__(self, bytes code not None, tuple names not None, tuple texts not None,
                   tuple longs not None, tuple doubles not None):
@@ -195,17 +158,6 @@ cdef class Filter:
         if evaluate(&self.code, at, properties.shape[0], &value) == F_FAILED:
             return "failed"
         return None if value.type == V_NULL else value.type == V_BOOL and value.whole == 1
-
-
-cdef inline bint is_true_of(Code *code, const uint8_t *properties, Py_ssize_t count) noexcept nogil:
-    cdef Value value
-    return (evaluate(code, properties, count, &value) != F_FAILED
-            and value.type == V_BOOL and value.whole == 1)
-
-
-cdef inline bint passes(Filter wanted, Record *record) noexcept nogil:
-    """None: everything does."""
-    return wanted is None or is_true_of(&wanted.code, record.properties, record.properties_length)
 
 
 cdef void look_up(Code *code, const uint8_t *at, Py_ssize_t count, Value *found) noexcept nogil:
@@ -430,45 +382,3 @@ cdef int compare_doubles(double left, double right) noexcept nogil:
     if left == right:
         return <int>(bits_of(right) >> 63) - <int>(bits_of(left) >> 63)
     return 1 if left > right else -1
-
-
-cdef int follow_wanted(
-    const uint8_t *at, int64_t physical_offset, int32_t size, Queue *queue, int64_t queue_offset,
-    bint check_crc, Filter wanted, Record *record,
-) noexcept nogil:
-    """`follow`, or REC_UNWANTED: the body of what is not wanted is not looked at."""
-    cdef int why = follow(at, physical_offset, size, queue, queue_offset,
-                          check_crc and wanted is None, record)
-    if why != REC_OK or wanted is None:
-        return why
-    if not passes(wanted, record):
-        return REC_UNWANTED
-    return REC_BAD_CRC if check_crc and not body_is_whole(record) else REC_OK
-
-
-cdef enum:
-    FETCHED_AHEAD = 8  # entries: what is fetched has come when it is its turn
-
-
-cdef inline void fetch_ahead(
-    const uint8_t *at, uint64_t physical_offset, const uint8_t *unit, int64_t left
-) noexcept nogil:
-    """Have the processor fetch a record that is evaluated soon, unless it lies in another segment.
-
-    Between two records of a queue lie those of others, over which it does not see where the next
-    one is. Nothing is looked at, so that an entry may say anything: its number is no pointer yet.
-
-    Args:
-        at: a record at that physical offset.
-        unit: its entry, from which on there are so many.
-    """
-    cdef uint64_t ahead
-    if left <= FETCHED_AHEAD:
-        return
-    unit += FETCHED_AHEAD * CONSUME_QUEUE_UNIT_BYTES
-    ahead = <uint64_t>at + load_be64(unit + CONSUME_QUEUE_UNIT_PHYSICAL_OFFSET) - physical_offset
-    prefetch_to_read(<const uint8_t *>ahead)
-    prefetch_to_read(<const uint8_t *>(ahead + 64))
-    ahead += load_be32(unit + CONSUME_QUEUE_UNIT_SIZE)
-    prefetch_to_read(<const uint8_t *>(ahead - 65))
-    prefetch_to_read(<const uint8_t *>(ahead - 1))

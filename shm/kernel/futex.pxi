@@ -1,21 +1,5 @@
 # --- sleeping on cells without a doorbell: for processes that are not of the family -----------------
 
-from cpython.exc cimport PyErr_CheckSignals
-
-cdef extern from "futex.h" nogil:
-    ctypedef struct wait_entry:
-        pass
-    void fill_entry(wait_entry *entry, const void *word, uint32_t value, int shared)
-    int64_t monotonic_ns()
-    int wait_for_any(wait_entry *entries, unsigned count, int64_t until_ns)
-    int wait_for_one(const uint32_t *word, uint32_t value, int64_t until_ns)
-    void relax()
-    enum:
-        EAGAIN
-        EINTR
-        ENOSYS
-        ETIMEDOUT
-
 cdef enum:
     SLEEP_MAX = 127  # FUTEX_WAITV_MAX without the bell
 

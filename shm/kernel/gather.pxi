@@ -3,11 +3,6 @@
 cdef class LogView:
     """The CommitLog's segments as one address space, mapped as they are needed."""
 
-    cdef readonly int64_t segment_bytes
-    cdef dict _held  # segment start -> memory
-    cdef const uint8_t **_bases  # by number relative to _first
-    cdef int64_t _first, _count
-
     def __cinit__(self, int64_t segment_bytes):
         if segment_bytes <= 0:
             raise ValueError(f"segments of {segment_bytes} bytes")

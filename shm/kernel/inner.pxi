@@ -1,10 +1,5 @@
 # --- records of the broker's own actors, with every field that a record has -------------------------
 
-cdef enum:  # as protocol/uptime.py has them
-    UPTIME_NAME_BYTES = 10
-    UPTIME_CLOCK_DIGITS = 8
-    UPTIME_DIGITS = 12
-
 
 @cython.final
 cdef class InnerEncoder:
@@ -252,28 +247,6 @@ cdef int set_hosts(Record *record, bytes born_host, bytes store_host) except -1:
     record.store_host = <const uint8_t *>PyBytes_AS_STRING(store_host)
     record.store_host_length = <int32_t>len(store_host)
     return 0
-
-
-cdef int64_t parse_element(const uint8_t *at, int64_t available, Record *record) noexcept nogil:
-    """Read an element of a batch body: flag, body, properties; every length is checked before it is
-    followed. Its bytes, or -1 if it is none."""
-    cdef int64_t body_bytes, properties_bytes, size
-    if available < BATCH_ELEMENT_BYTES + 2:
-        return -1
-    body_bytes = <int32_t>load_be32(at + BATCH_ELEMENT_BODY_LENGTH)
-    if body_bytes < 0 or body_bytes > available - BATCH_ELEMENT_BYTES - 2:
-        return -1
-    properties_bytes = <int16_t>load_be16(at + BATCH_ELEMENT_BYTES + body_bytes)
-    size = BATCH_ELEMENT_BYTES + body_bytes + 2 + properties_bytes
-    if (properties_bytes < 0 or size > available
-            or <int32_t>load_be32(at + BATCH_ELEMENT_TOTAL_SIZE) != size):
-        return -1
-    record.flag = <int32_t>load_be32(at + BATCH_ELEMENT_FLAG)
-    record.body = at + BATCH_ELEMENT_BYTES
-    record.body_length = <int32_t>body_bytes
-    record.properties = record.body + body_bytes + 2
-    record.properties_length = <int32_t>properties_bytes
-    return size
 
 
 cdef int32_t without_crc_property(const uint8_t *properties, int32_t count) noexcept nogil:

@@ -185,7 +185,7 @@ static void sleepers_wait(struct sleepers *s, int doorbell, uint64_t rings, int6
 /* CRC-32 of IEEE 802.3, reflected, as zlib's. Eight tables take eight bytes a step. */
 static uint32_t crc_tables[8][256];
 
-static void crc_prepare(void) {
+__attribute__((constructor)) static void crc_prepare(void) {
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t crc = byte;
         for (int bit = 0; bit < 8; bit++) crc = (crc >> 1) ^ (0xEDB88320u & (0u - (crc & 1)));
@@ -263,12 +263,12 @@ static uint32_t crc_by_folding(uint32_t crc, const uint8_t *p, size_t bytes) {
 }
 
 static int crc_can_fold;
-static void crc_detect(void) {
+__attribute__((constructor)) static void crc_detect(void) {
+    __builtin_cpu_init();
     crc_can_fold = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
 }
 #else
 #define crc_can_fold 0
-static void crc_detect(void) {}
 static uint32_t crc_by_folding(uint32_t crc, const uint8_t *p, size_t bytes) {
     return crc_by_table(crc, p, bytes);
 }

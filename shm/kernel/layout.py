@@ -14,6 +14,8 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
+from cometmq.protocol import names
+
 _WIDTHS: Final = {"u8": 1, "i8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8}
 _CODES: Final = {
     "u8": "B",
@@ -276,7 +278,33 @@ _NUMBERS: Final = {
     name: value
     for name, value in list(globals().items())
     if name.isupper() and isinstance(value, int) and not name.startswith("_")
-}
+} | {"TOPIC_MAX": names.TOPIC_MAX, "LONG_TOPIC_MAX": names.LONG_TOPIC_MAX}
+
+
+def _name_tables() -> str:
+    """Which bytes a topic may have, and which properties no client may set, as C."""
+    flags = ["01"[chr(byte) in names.STORED_TOPIC_CHARACTERS] for byte in range(256)]
+    unkept = sorted(names.UNKEPT_PROPERTIES)
+    return "\n".join(
+        [
+            "cdef extern from *:  # rules of protocol/names.py",
+            '    """',
+            "    static const unsigned char topic_byte[256] = {",
+            *(f"        {', '.join(flags[at : at + 32])}," for at in range(0, 256, 32)),
+            "    };",
+            "    static const char *const unkept_name[] = {",
+            *(f'        "{name}",' for name in unkept),
+            "    };",
+            f"    static const int unkept_bytes[] = {{{', '.join(str(len(n)) for n in unkept)}}};",
+            '    """',
+            "    const unsigned char topic_byte[256]",
+            f"    const char *const unkept_name[{len(unkept)}]",
+            f"    const int unkept_bytes[{len(unkept)}]",
+            "",
+            "cdef enum:",
+            f"    UNKEPT_COUNT = {len(unkept)}",
+        ]
+    )
 
 
 def as_pxi() -> str:
@@ -285,7 +313,8 @@ def as_pxi() -> str:
     numbers = "\n".join(
         ["cdef enum:  # numbers"] + [f"    {name} = {value:#x}" for name, value in _NUMBERS.items()]
     )
-    return "\n\n".join([head, *(layout.as_pxi() for layout in LAYOUTS), numbers]) + "\n"
+    layouts = [layout.as_pxi() for layout in LAYOUTS]
+    return "\n\n".join([head, *layouts, numbers, _name_tables()]) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,39 +1,6 @@
 # --- appending ------------------------------------------------------------------------------------
 
 
-cdef class OwnedCell  # in counters.pxi
-cdef class QueueEnds  # in ends.pxi
-
-
-@cython.final
-cdef class QueueCursor:
-    """The writer's end of one topic queue: its names as bytes, and the next queue offset."""
-
-    cdef bytes topic_bytes
-    cdef readonly str topic
-    cdef readonly int32_t queue_id
-    cdef int32_t topic_length
-    cdef bint long_topic
-    cdef public int64_t next_offset
-    cdef public bint barred  # an Appender has to ask before it appends to it
-    cdef readonly int32_t slot  # in the queue table; -1: it is not known yet
-    cdef bint is_noted  # among those that a LogAppender has appended to
-    cdef bint has_rung  # for a slot
-
-    def __init__(self, str topic not None, int32_t queue_id, int64_t next_offset=0,
-                 bint auto_version=True):
-        self.topic = topic
-        self.topic_bytes = topic.encode()
-        self.topic_length = <int32_t>len(self.topic_bytes)
-        self.queue_id = queue_id
-        self.next_offset = next_offset
-        self.slot = -1
-        units = len(topic.encode("utf-16-be")) // 2
-        self.long_topic = auto_version and units > 127
-        if len(self.topic_bytes) > (32767 if self.long_topic else 127):
-            raise ValueError(f"topic of {len(self.topic_bytes)} bytes")
-
-
 cdef enum:
     CLOCK_STEP_MS = 1000  # smaller steps back hold store times; see actors/runtime/clock_steps.py
 

@@ -1,28 +1,9 @@
 # --- the client's side: batches out, messages in ---------------------------------------------------
 
-import os as _os
-import time as _time
-
-cimport cython
-
 from cometmq.protocol.compression import unfold as _unfold
 from cometmq.protocol.errors import BodyIllegal as _BodyIllegal
 
-cdef enum:
-    ID_BYTES = 32  # hex digits of a client-made id with an IPv4 address
-    ELEMENT_MAX = 16777216
-
 cdef uint32_t id_counter = 0
-cdef const char *HEX = b"0123456789ABCDEF"
-
-
-cdef inline void write_hex(uint8_t *at, uint64_t value, int digits) noexcept nogil:
-    cdef int i
-    for i in range(digits):
-        at[digits - 1 - i] = HEX[value & 15]
-        value >>= 4
-
-
 cdef int64_t month_start_ms():
     now = _time.localtime()
     return <int64_t>(_time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1)) * 1000)
@@ -40,17 +21,6 @@ cdef class BatchEncoder:
 
     Every message gets a UNIQ_KEY property, RocketMQ's client-made id, unless `unique_keys` is off.
     """
-
-    cdef uint8_t *_buffer
-    cdef Py_ssize_t _capacity, _size_max, _count_max
-    cdef readonly Py_ssize_t size
-    cdef readonly Py_ssize_t count
-    cdef bint _unique_keys
-    cdef uint8_t _prefix[20]
-    cdef int64_t _month_start
-    cdef uint32_t _stamp
-    cdef object _last_tags, _last_keys  # the texts that _last_text was made of
-    cdef bytes _last_text
 
     def __cinit__(self, *, Py_ssize_t size_max=262144, Py_ssize_t count_max=65536,
                   bint unique_keys=True):
@@ -310,9 +280,6 @@ cdef class Holder:
     """Keeps a buffer alive for the messages that look into it. What `source` has must not lead back
     to messages."""
 
-    cdef Py_buffer view
-    cdef object source  # knows the way back of requests; None: nobody does
-
     def __cinit__(self, buffer):
         PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE)
 
@@ -343,12 +310,6 @@ cdef class Message:
     only the record. In the process of the consumer that received the message, a copy can be
     acknowledged and replied to like the message itself; in another process it is a value.
     """
-
-    cdef Holder _holder
-    cdef Record _r
-    cdef const uint8_t *_begin
-    cdef bint _is_restored
-    cdef bytes _plain  # the body of a compressed one, once it was asked for
 
     @property
     def topic(self):

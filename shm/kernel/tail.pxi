@@ -1,11 +1,5 @@
 # --- ahead of the dispatcher: the entries that queues are about to get -------------------------------
 
-cdef enum:
-    T_DONE = 0
-    T_UNMAPPED = 1
-    T_STRANGE = 2
-    TAIL_ROOM = 8  # entries, at first
-    TAIL_QUEUES_MAX = 65536  # remembered
 
 TAIL_DONE = T_DONE  # everything was looked at
 TAIL_UNMAPPED = T_UNMAPPED  # the segment that `reached` lies in is to be mapped first
@@ -110,7 +104,7 @@ cdef class Tail:
             if why == REC_BLANK:
                 self.reached += size - self.reached % size
                 continue
-            if why != REC_OK or not 0 <= record.queue_offset <= _QUEUE_OFFSET_MAX:
+            if why != REC_OK or not 0 <= record.queue_offset <= QUEUE_OFFSET_LAST:
                 self.is_strange = True
                 return T_STRANGE
             if is_queued(&record):

@@ -217,3 +217,13 @@ cdef inline bint wants_separator(Record *record) noexcept nogil:
 cdef inline int64_t timer_second(int64_t due) noexcept nogil:
     """The second that the wheel has it in, in ms: TIMER_OUT_MS."""
     return max(due - 1, 0) // 1000 * 1000
+
+cdef int check_timed(int64_t element, Timing *timing, int64_t due, int64_t latest) except -1:
+    """Raise BatchIllegal for an element that may not wait in the wheel."""
+    if not 0 <= due <= latest:
+        raise BatchIllegal(
+            f"element {element}: one of TIMER_DELIVER_MS and TIMER_DELAY_MS is wanted, and a time "
+            f"of at most {latest} ms since 1970")
+    if timing.contradiction != NULL:
+        raise BatchIllegal(f"element {element}: {timing.contradiction.decode()} contradicts its time")
+    return 0

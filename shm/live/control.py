@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cometmq.protocol.errors import StoreError
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import STRIPES, OwnedCell, ReadCell, SleepCell, WakeWords
+from cometmq.shm.kernel import live
+from cometmq.shm.kernel.live import STRIPES, OwnedCell, ReadCell, SleepCell, WakeWords
 
 CONTROL_FILE: Final = "cometmq.control"
 SLEEPERS_FILE: Final = "cometmq.sleepers"
@@ -171,8 +171,8 @@ def create_sleepers(path: Path) -> WakeWords:
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
     try:
-        os.posix_fallocate(descriptor, 0, _kernel.WAKE_WORDS_BYTES)
-        return WakeWords(mmap.mmap(descriptor, _kernel.WAKE_WORDS_BYTES))
+        os.posix_fallocate(descriptor, 0, live.WAKE_WORDS_BYTES)
+        return WakeWords(mmap.mmap(descriptor, live.WAKE_WORDS_BYTES))
     finally:
         os.close(descriptor)
 
@@ -188,7 +188,7 @@ def open_sleepers(path: Path) -> WakeWords:
         descriptor, access = os.open(path, os.O_RDONLY | flags), mmap.ACCESS_READ
     try:
         size = os.fstat(descriptor).st_size
-        if size != _kernel.WAKE_WORDS_BYTES:
+        if size != live.WAKE_WORDS_BYTES:
             raise StoreError(f"{path}: {size} bytes are no wake words of this version")
         return WakeWords(mmap.mmap(descriptor, size, access=access))
     finally:
@@ -237,7 +237,7 @@ class ControlFile:
         path.unlink(missing_ok=True)
         wake_words = create_sleepers(path.with_name(SLEEPERS_FILE))
         text = json.dumps(meta).encode()
-        size = _PAGE + _CELLS * _kernel.COUNTER_BYTES
+        size = _PAGE + _CELLS * live.COUNTER_BYTES
         if len(text) > _PAGE - _META_AT - _META_LENGTH.size:
             raise StoreError(f"{path}: {len(text)} bytes of description do not fit")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
@@ -267,7 +267,7 @@ class ControlFile:
             raise StoreError(f"{path}: no broker is running on this store") from None
         try:
             size = os.fstat(descriptor).st_size
-            if size < _PAGE + _CELLS * _kernel.COUNTER_BYTES:
+            if size < _PAGE + _CELLS * live.COUNTER_BYTES:
                 raise StoreError(f"{path}: {size} bytes are no control file of this version")
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             memory = mmap.mmap(descriptor, 0, access=access)
@@ -368,4 +368,4 @@ def _words(counter: Counter) -> int:
 
 
 def _cell_at(number: int) -> int:
-    return _PAGE + number * _kernel.COUNTER_BYTES
+    return _PAGE + number * live.COUNTER_BYTES

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cometmq.protocol.errors import StoreError, SystemBusy
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import OwnedCell, QueueEnds, QueueWatch, ReadCell
+from cometmq.shm.kernel import codec, live
 from cometmq.shm.kernel.layout import Layout
+from cometmq.shm.kernel.live import OwnedCell, QueueEnds, QueueWatch, ReadCell
 from cometmq.shm.os.durable import replace_file
 from cometmq.shm.os.files import reserve
 
@@ -90,7 +90,7 @@ def queues_before(store: Path) -> dict[tuple[str, int], int]:
                 if not 0 < fields["topic_bytes"] <= _TOPIC_MAX:
                     break
                 topic, queue_id = name.decode(errors="replace"), fields["queue_id"]
-                if _kernel.is_queue_name(topic, queue_id):  # or paths would lead anywhere
+                if codec.is_queue_name(topic, queue_id):  # or paths would lead anywhere
                     found[topic, queue_id] = fields["max_queue_offset"]
     except FileNotFoundError:
         pass
@@ -137,7 +137,7 @@ class QueueTable:
     @classmethod
     def private(cls) -> tuple[QueueTable, OwnedCell]:
         """A table and its counter that nobody else sees: for tools."""
-        count = OwnedCell(mmap.mmap(-1, _kernel.COUNTER_BYTES), 0, ())
+        count = OwnedCell(mmap.mmap(-1, live.COUNTER_BYTES), 0, ())
         return cls(Path(QUEUES_FILE), mmap.mmap(-1, TABLE_BYTES), count), count
 
     @classmethod

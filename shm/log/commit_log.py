@@ -10,16 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from cometmq.protocol.errors import MessageIllegal, MessageTooLarge
-from cometmq.shm.kernel._kernel import (
-    BatchIllegal,
-    FileMap,
-    Gate,
-    InnerBatch,
-    LogAppender,
-    QueueCursor,
-    RecordTooLarge,
-)
+from cometmq.shm.kernel.codec import BatchIllegal, FileMap, RecordTooLarge
 from cometmq.shm.kernel.layout import BLANK
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import Gate, InnerBatch, LogAppender
 from cometmq.shm.log.segment_maps import SegmentMaps
 from cometmq.shm.os.files import (
     COMMITLOG_DIR,

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from cometmq.protocol.errors import ConfigError, StoreDamaged
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec
 from cometmq.shm.live.control import CONTROL_FILE
 from cometmq.shm.live.queue_table import QUEUES_BEFORE_FILE, QUEUES_FILE
 from cometmq.shm.log.last_run import LastRun
@@ -200,8 +200,8 @@ def _last_store_timestamp(store: Path, segment_bytes: int, to: int) -> int:
     if start not in starts:
         raise StoreDamaged(f"{path}: the log is to be cut at {to}, and this segment is missing")
     with map_segment(path, segment_bytes, writable=False) as memory:
-        reached, _, count, _, timestamp = _kernel.scan(memory, start, start, to, False)
-        if reached != to and _kernel.whole_records(memory, start, reached, to, 1) != to:
+        reached, _, count, _, timestamp = codec.scan(memory, start, start, to, False)
+        if reached != to and codec.whole_records(memory, start, reached, to, 1) != to:
             raise StoreDamaged(
                 f"{path}: the log is to be cut at {to}, and no record ends there: the last one "
                 f"before it ends at {reached}"

@@ -22,8 +22,8 @@ import msgspec
 
 from cometmq.protocol.frames import FRAME_MAX
 from cometmq.protocol.progress import Progress
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.codec import FileMap
 from cometmq.shm.log.cutting import finish_cut
 from cometmq.shm.log.last_run import LastRun
 from cometmq.shm.os.durable import sync_folder
@@ -40,7 +40,7 @@ from cometmq.shm.os.files import (
 
 log = logging.getLogger(__name__)
 
-_WHOLE: Final = 0  # indexes into _kernel.REASONS
+_WHOLE: Final = 0  # indexes into codec.REASONS
 _BLANK: Final = 1
 STEP_BYTES: Final = 4 << 20
 PAGE: Final = mmap.PAGESIZE
@@ -73,7 +73,7 @@ class LogEnd(msgspec.Struct, frozen=True):
 
     scanned_from: int  # physical offset
     physical_offset: int  # end of the last whole record
-    reason: str  # one of _kernel.REASONS, or of the constants above
+    reason: str  # one of codec.REASONS, or of the constants above
     last_store_timestamp: int  # of the last whole record, 0 without one
     records: int  # seen by the scan
     damages: tuple[Damage, ...] = ()
@@ -169,7 +169,7 @@ class _Walk(msgspec.Struct):
             self.end, self.reason = stop, LAST_SEGMENT_FULL
             return -1
         if self.end == reached:
-            self.reason = _kernel.REASONS[why]
+            self.reason = codec.REASONS[why]
         if self.cut_at_damage:
             return -1
         # A stale record of an earlier life, at its old place, is older than what it lies behind.
@@ -188,14 +188,14 @@ class _Walk(msgspec.Struct):
         while True:
             read = os.preadv(descriptor, [self.buffer], at - start)
             view = memoryview(self.buffer)[:read]
-            reached, why, count, _, last = _kernel.scan(view, at, at, at + read, self.check_crc)
+            reached, why, count, _, last = codec.scan(view, at, at, at + read, self.check_crc)
             seen, timestamp = seen + count, last if count else timestamp
             self.on_step(reached)
             if at + read >= stop or why == _BLANK:
                 return reached, why, seen, timestamp
             if not count:
                 # Larger than a step, or none.
-                reached, why, count, _, last = _kernel.scan(memory, start, at, stop, self.check_crc)
+                reached, why, count, _, last = codec.scan(memory, start, at, stop, self.check_crc)
                 return reached, why, seen + count, last if count else timestamp
             at = reached
 
@@ -245,7 +245,7 @@ def find_whole(
     for at, chunk in dirty_chunks(descriptor, begin - start, end - start):
         # A record's first bytes may be zeros at the end of the chunk before.
         low, high = max(start + at - 8, begin), min(start + at + len(chunk), end)
-        found = _kernel.find_record(memory, start, low, high, not_before)
+        found = codec.find_record(memory, start, low, high, not_before)
         if found >= 0:
             return found
     return -1
@@ -258,7 +258,7 @@ def _first_to_scan(
     for position in range(len(starts) - 1, 0, -1):
         start = starts[position]
         with map_segment(folder / segment_name(start), segment_bytes, writable=False) as memory:
-            _, _, count, _, timestamp = _kernel.scan(
+            _, _, count, _, timestamp = codec.scan(
                 memory, start, start, start + segment_bytes, True, True, 1
             )
         if count and timestamp and (oldest_unsafe is None or timestamp <= oldest_unsafe):
@@ -288,7 +288,7 @@ def warn_of_whole(
             with map_segment(path, segment_bytes, writable=False) as memory:
                 at = find_whole(memory, descriptor, start, begin, stop, 0) if dirty else -1
                 while at >= 0:
-                    reached, _, count, _, timestamp = _kernel.scan(memory, start, at, end, True)
+                    reached, _, count, _, timestamp = codec.scan(memory, start, at, end, True)
                     records += count
                     at = find_whole(memory, descriptor, start, reached, stop, 0)
         finally:
@@ -375,7 +375,7 @@ def find_end_of_last_run(store: Path, segment_bytes: int, last: LastRun) -> LogE
             return None
         stop = min(last.wrote, start + segment_bytes)
         with map_segment(folder / segment_name(start), segment_bytes, writable=False) as memory:
-            reached, why, count, _, _ = _kernel.scan(memory, start, at, stop, True)
+            reached, why, count, _, _ = codec.scan(memory, start, at, stop, True)
         if reached != stop and (why != _BLANK or stop != start + segment_bytes):
             return None
         records += count

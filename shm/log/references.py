@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from cometmq.shm.kernel._kernel import FileMap
+from cometmq.shm.kernel.codec import FileMap
 from cometmq.shm.os.files import COMMITLOG_DIR, map_segment, segment_name
 from cometmq.shm.os.locks import FLOCK
 from cometmq.shm.os.processes import name_of, pids

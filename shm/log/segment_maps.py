@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from cometmq.shm.kernel._kernel import FileMap
+from cometmq.shm.kernel.codec import FileMap
 from cometmq.shm.os.files import Pages, map_log, segment_name
 
 

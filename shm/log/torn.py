@@ -14,8 +14,8 @@ import msgspec
 
 from cometmq.protocol.derived import DERIVED_TOPIC, Mark, read_mark
 from cometmq.protocol.errors import StoreDamaged
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap, RecordDamaged
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.codec import FileMap, RecordDamaged
 from cometmq.shm.log.recovery import (
     FLUSH_SLACK_MS,
     PAGE,
@@ -50,11 +50,11 @@ def without_torn_record(store: Path, segment_bytes: int, end: LogEnd) -> LogEnd:
         return end
     begin = max([start, *(each.physical_offset + each.size_bytes for each in end.damages)])
     with map_segment(path, segment_bytes, writable=False) as memory:
-        reached, _, count, last, _ = _kernel.scan(memory, start, begin, end.physical_offset, False)
+        reached, _, count, last, _ = codec.scan(memory, start, begin, end.physical_offset, False)
         if not count or reached != end.physical_offset:
             return end
         record = bytes(memory[last - start : reached - start])
-    (message,) = _kernel.decode(record)
+    (message,) = codec.decode(record)
     content, behind = message.raw_properties, 0
     if not content:
         content, behind = message.topic.encode(), 2  # the size of no properties: zeros anyway
@@ -95,7 +95,7 @@ def without_torn_write(store: Path, segment_bytes: int, end: LogEnd) -> LogEnd:
             return end
         record = bytes(memory[found.at - start : found.at - start + found.size])
     try:
-        mark = read_mark(_kernel.decode(record)[0].body)
+        mark = read_mark(codec.decode(record)[0].body)
     except (StoreDamaged, RecordDamaged) as error:
         log.error("%s: at physical offset %d: %s", path, found.at, error)
         return end
@@ -126,7 +126,7 @@ def _last_mark(memory: FileMap, path: Path, start: int, end: int) -> _LastMark |
     topic, last, at = DERIVED_TOPIC.encode(), None, start
     with path.open("rb") as file:
         while 0 <= at < end:
-            reached, found, size, behind, before = _kernel.find_last(memory, start, at, end, topic)
+            reached, found, size, behind, before = codec.find_last(memory, start, at, end, topic)
             if found >= 0:
                 last = _LastMark(found, size, behind, before)
             if reached >= end:

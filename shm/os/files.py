@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from cometmq.protocol.errors import DiskFull, StoreDamaged, StoreError, StoreNotOurs
-from cometmq.shm.kernel._kernel import FileMap, file_maps
+from cometmq.shm.kernel.codec import FileMap, file_maps
 from cometmq.shm.kernel.layout import CHECKPOINT, CHECKPOINT_FILE_BYTES
 from cometmq.shm.os import libc
 from cometmq.shm.os.durable import keep_words, no_room_is_disk_full

@@ -10,8 +10,14 @@ from typing import Final
 from cometmq.protocol.errors import StoreError
 from cometmq.shm.derived.consume_queue import UNIT, QueueFiles, list_queues
 from cometmq.shm.derived.queue_check import StoreFiles, holds_at_end
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import Columns, QueueSpans
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.columns import (
+    COLUMNS_DONE,
+    COLUMNS_GONE,
+    COLUMNS_UNMAPPED,
+    Columns,
+    QueueSpans,
+)
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueRange, QueueTable
 from cometmq.shm.log.recovery import find_end
@@ -22,7 +28,7 @@ from cometmq.shm.reading.positions import LivePositions, Positions, file_sizes
 from cometmq.shm.reading.store_reader import StoreReader
 
 LOOK_S: Final = 0.002
-_BLANK: Final = 1  # an index into _kernel.REASONS
+_BLANK: Final = 1  # an index into codec.REASONS
 
 
 class FixedPositions:
@@ -121,18 +127,18 @@ class ColumnReader(StoreReader):
         while begin < end:
             window = self._window(topic, queue_id, begin)
             if window is None:
-                return _kernel.COLUMNS_GONE, begin
+                return COLUMNS_GONE, begin
             units, first = window
             stop = min(end, first + len(units) // UNIT)
             reason, begin = columns.gather(
                 self._log, units, first, begin, stop, log_min, log_max, name, queue_id
             )
-            if reason == _kernel.COLUMNS_UNMAPPED:
+            if reason == COLUMNS_UNMAPPED:
                 if self._map(columns.detail) is None:
-                    return _kernel.COLUMNS_GONE, begin
-            elif reason != _kernel.COLUMNS_DONE:
+                    return COLUMNS_GONE, begin
+            elif reason != COLUMNS_DONE:
                 return reason, begin
-        return _kernel.COLUMNS_DONE, begin
+        return COLUMNS_DONE, begin
 
     def first_kept(self, topic: str, queue_id: int, begin: int, end: int) -> int:
         """The first of [begin, end) whose record is still there, after some have expired."""
@@ -151,18 +157,18 @@ class ColumnReader(StoreReader):
             stop = min(end, start + self._segment_bytes)
             memory = self._map(start)
             if memory is None:
-                return _kernel.COLUMNS_GONE, begin
+                return COLUMNS_GONE, begin
             reason, begin = columns.scan(memory, start, begin, stop, wanted)
-            if reason != _kernel.COLUMNS_DONE:
+            if reason != COLUMNS_DONE:
                 return reason, begin
-        return _kernel.COLUMNS_DONE, begin
+        return COLUMNS_DONE, begin
 
     def after_damage(self, physical_offset: int, end: int) -> int:
         """Where the next whole record begins behind a damaged one; `end` if there is none."""
         for start, begin, stop in self._stretches(physical_offset + 1, end):
             memory = self._map(start)
             if memory is not None:
-                found = _kernel.find_record(memory, start, begin, stop)
+                found = codec.find_record(memory, start, begin, stop)
                 if found >= 0:
                     return found
         return end
@@ -185,7 +191,7 @@ class ColumnReader(StoreReader):
                 if reason == _BLANK:
                     break
                 if reason:
-                    at = _kernel.find_record(memory, start, min(at + 1, stop), stop)
+                    at = codec.find_record(memory, start, min(at + 1, stop), stop)
                     if at < 0:
                         break
         return found

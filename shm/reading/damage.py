@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from cometmq.shm.derived.consume_queue import queue_folder
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 
-_BAD_CRC: Final = _kernel.REASONS.index("wrong body CRC")
+_BAD_CRC: Final = codec.REASONS.index("wrong body CRC")
 
 
 def told(
@@ -27,7 +27,7 @@ def told(
         physical_offset: that the queue's entry points at.
         reason: an index of the kernel's REASONS.
     """
-    why = _kernel.REASONS[reason]
+    why = codec.REASONS[reason]
     if reason == _BAD_CRC:
         file = segment_name(physical_offset // segment_bytes * segment_bytes)
         return (

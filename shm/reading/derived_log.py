@@ -17,7 +17,7 @@ from cometmq.protocol.derived import (
     read_mark,
 )
 from cometmq.protocol.errors import StoreDamaged
-from cometmq.shm.kernel._kernel import decode
+from cometmq.shm.kernel.codec import decode
 from cometmq.shm.reading.store_reader import StoreReader
 
 log = logging.getLogger(__name__)

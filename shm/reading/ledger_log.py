@@ -9,7 +9,7 @@ from typing import Final
 
 from cometmq.protocol.ledger import LEDGER_QUEUE, LEDGER_TOPIC
 from cometmq.shm.derived.consume_queue import QueueFiles
-from cometmq.shm.kernel._kernel import decode
+from cometmq.shm.kernel.codec import decode
 from cometmq.shm.reading.store_reader import StoreReader
 from cometmq.shm.state.ledger_mark import read_mark
 

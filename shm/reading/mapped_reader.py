@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from cometmq.protocol.commands import PullStatus
 from cometmq.shm.derived.consume_queue import UNIT
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap, Message
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.codec import FileMap, Message
 from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.reading.positions import Positions
 from cometmq.shm.reading.selection import Selection
@@ -103,14 +103,14 @@ class MappedReader(StoreReader):
         name = topic.encode()
         while True:
             log_min, log_max = self.positions.log_range()
-            reason, messages, size, next_index, _, detail, damaged = _kernel.deliver(
+            reason, messages, size, next_index, _, detail, damaged = codec.deliver(
                 self._log, units, first_index, queue_offset, end, log_min, log_max, name, queue_id,
                 max_count, max_bytes, max(scanned, max_count), _codes_of(tags), tags,
                 filter,
             )  # fmt: skip
             if damaged is not None:
                 self._report(topic, queue_id, damaged)
-            if reason != _kernel.GATHER_UNMAPPED:
+            if reason != codec.GATHER_UNMAPPED:
                 status_code = PullStatus.FOUND if messages else PullStatus.NO_MATCHED_MESSAGE
                 return Found(status_code, next_index, low, high, messages, size)
             if self._map(detail) is None:
@@ -143,4 +143,4 @@ def _codes_of(tags: frozenset[str] | None) -> tuple[int, ...] | None:
     """What the entries are filtered by; the texts are compared in any case."""
     if tags is None or len(tags) > CODES_MAX:
         return None
-    return tuple(map(_kernel.java_hash, tags))
+    return tuple(map(codec.java_hash, tags))

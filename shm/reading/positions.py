@@ -10,7 +10,7 @@ from typing import Protocol
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import StoreNotOurs
 from cometmq.shm.derived.consume_queue import QueueFiles, list_queues
-from cometmq.shm.kernel._kernel import ReadCell
+from cometmq.shm.kernel.live import ReadCell
 from cometmq.shm.live.control import IN_GROUP, ControlFile, Counter
 from cometmq.shm.live.queue_table import QueueRange, QueueTable
 from cometmq.shm.log.recovery import find_end

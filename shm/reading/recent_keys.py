@@ -17,14 +17,15 @@ from cometmq.shm.derived.index_file import (
     IndexHeader,
     IndexReader,
     IndexShape,
-    carries,
     list_index_files,
 )
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap, KeyTail, LogView, Message
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.codec import TAIL_STRANGE, FileMap, LogView, Message
+from cometmq.shm.kernel.store import KeyTail, index_chain, index_hash, index_hits, record_bytes
 from cometmq.shm.live.control import ControlFile, Counter
 from cometmq.shm.log.references import LogMaps
 from cometmq.shm.os.files import INDEX_DIR
+from cometmq.shm.reading.selection import carries
 
 BEHIND_MAX: Final = 16 << 20  # bytes of the log that may not be indexed yet
 KEYS_MAX: Final = 262_144  # that are kept of them
@@ -133,9 +134,9 @@ class RecentKeys:
             memory = self._map(start)
             if memory is None:  # deleted just now
                 tail.skip_to(start + self._segment_bytes)
-            elif reason == _kernel.TAIL_STRANGE:  # damage; the dispatcher passes over it as well
+            elif reason == TAIL_STRANGE:  # damage; the dispatcher passes over it as well
                 stop = min(end, start + self._segment_bytes)
-                found = _kernel.find_record(memory, start, tail.reached + 1, stop, 0)
+                found = codec.find_record(memory, start, tail.reached + 1, stop, 0)
                 tail.skip_to(found if found >= 0 else stop)
 
     def _in_tail(
@@ -161,7 +162,7 @@ class RecentKeys:
         found: dict[int, Message],
     ) -> None:
         shape = self._shape
-        hits = _kernel.index_hits(memory, shape.slots, shape.entries, name, keys, since_ms)
+        hits = index_hits(memory, shape.slots, shape.entries, name, keys, since_ms)
         for index in hits:
             if index in found:
                 continue
@@ -182,9 +183,9 @@ class RecentKeys:
         self, file: str, memory: FileMap, topic: str, key: str, since_ms: int
     ) -> Iterator[int]:
         number = -1
-        key_hash = _kernel.index_hash(topic, key)
+        key_hash = index_hash(topic, key)
         while number:
-            found, number, whole = _kernel.index_chain(
+            found, number, whole = index_chain(
                 memory, self._shape.slots, self._shape.entries, key_hash, since_ms, (1 << 62),
                 CHAIN_STEP, number, True,
             )  # fmt: skip
@@ -199,12 +200,12 @@ class RecentKeys:
         start = physical_offset // self._segment_bytes * self._segment_bytes
         if physical_offset < self._min.value or self._map(start) is None:
             return None
-        record = _kernel.record_bytes(self._log, physical_offset)
+        record = record_bytes(self._log, physical_offset)
         if record is None:
             return None
         try:
-            (message,) = _kernel.decode(record)
-        except (_kernel.RecordDamaged, ValueError):
+            (message,) = codec.decode(record)
+        except (codec.RecordDamaged, ValueError):
             return None
         if message.store_timestamp_ms < since_ms:
             return None

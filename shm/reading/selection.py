@@ -1,4 +1,4 @@
-"""Selection: the filter of a subscription, tags and SQL92, ready to be asked about records."""
+"""Selection of messages: the filter of a subscription, tags and SQL92, and keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cometmq.protocol.filters import compile_filter
 from cometmq.protocol.tags import parse_tags
-from cometmq.shm.kernel._kernel import Filter
+from cometmq.shm.kernel.codec import Filter, Message
 
 
 class Selection(NamedTuple):
@@ -31,3 +31,17 @@ def selection_of(tags: str, sql: str = "") -> Selection:
 def filter_of(sql: str) -> Filter | None:
     """Of an SQL92 expression; "": None. Raises FilterIllegal."""
     return Filter(*compile_filter(sql)) if sql else None
+
+
+def carries(message: Message, topic: str, key: str, *, unique: bool = False) -> bool:
+    """Whether a message has that key, and not only one of the same hash.
+
+    Args:
+        unique: it must be the message's UNIQ_KEY; else one of its KEYS.
+    """
+    if message.topic != topic:
+        return False
+    properties = message.properties
+    if unique:
+        return properties.get("UNIQ_KEY") == key
+    return key in properties.get("KEYS", "").split(" ")

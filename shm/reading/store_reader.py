@@ -19,8 +19,8 @@ import msgspec
 from cometmq.protocol.commands import QueueParts
 from cometmq.protocol.errors import MessageNotFound, StoreDamaged
 from cometmq.shm.derived.consume_queue import UNIT, QueueFiles
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap, Filter, Message, TailView
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.codec import FileMap, Filter, Message, TailView
 from cometmq.shm.kernel.layout import BLANK, CONSUME_QUEUE_UNIT, RECORD_HEAD
 from cometmq.shm.live.control import ControlFile, Counter
 from cometmq.shm.live.queue_table import QueueRange
@@ -97,7 +97,7 @@ class StoreReader:
         self._segment_bytes = segment_bytes
         self._queue_segment_bytes = queue_segment_bytes
         self._memory_bytes = memory_of("MemTotal") * self.limits.memory_ratio // 100
-        self._log = self.log = _kernel.LogView(segment_bytes)  # as far as it is mapped
+        self._log = self.log = codec.LogView(segment_bytes)  # as far as it is mapped
         # (topic, queue id, queue offset) of what was not delivered because it does not hold.
         self.damaged: set[tuple[str, int, int]] = set()
         # Is told instead, before anything is handed out: of a replica, whose damage others have
@@ -158,7 +158,7 @@ class StoreReader:
             after = self._next_segment_index(topic, queue_id, queue_offset)
             return GetResult(GetStatus.OFFSET_FOUND_NULL, after, low, high)
         units, first_index, end = entries
-        codes = None if tags is None else tuple(_kernel.java_hash(tag) for tag in tags)
+        codes = None if tags is None else tuple(codec.java_hash(tag) for tag in tags)
         payload, count, next_index, unreadable = self._gather(
             topic, queue_id, units, first_index, queue_offset, end, max_count, max_bytes, codes,
             filter, check_crc,
@@ -186,7 +186,7 @@ class StoreReader:
         name = topic.encode()
         while True:
             log_min, log_max = self.positions.log_range()
-            reason, payload, count, next_index, unreadable, detail, _, damaged = _kernel.gather(
+            reason, payload, count, next_index, unreadable, detail, _, damaged = codec.gather(
                 self._log, units, first_index, begin, end, log_min, log_max, name, queue_id,
                 (max_count, max_bytes, max(limits.scan_bytes, max_count * UNIT) // UNIT,
                  self._memory_bytes, limits.hot_bytes, limits.hot_count, limits.cold_bytes,
@@ -196,7 +196,7 @@ class StoreReader:
             if damaged is not None:
                 self._report(topic, queue_id, damaged)
                 unreadable += len(damaged)
-            if reason != _kernel.GATHER_UNMAPPED:
+            if reason != codec.GATHER_UNMAPPED:
                 return payload, count, next_index, unreadable
             if self._map(detail) is None:
                 # Deleted between looking and mapping: the log begins later now.
@@ -315,7 +315,7 @@ class StoreReader:
                 break
             units, first = window
             limit = min(stop, first + len(units) // UNIT)
-            found, begin, size, held_bytes, held_count = _kernel.unit_marks(
+            found, begin, size, held_bytes, held_count = codec.unit_marks(
                 units, first, begin, limit, bytes_max, count_max, held_bytes, held_count,
                 marks_max - len(marks),
             )  # fmt: skip
@@ -334,9 +334,7 @@ class StoreReader:
                 break
             units, first = window
             begin = max(low, first)
-            index = first + _kernel.units_below(
-                units, begin - first, index - first, physical_offset
-            )
+            index = first + codec.units_below(units, begin - first, index - first, physical_offset)
             if index > begin:
                 break
         return index
@@ -387,8 +385,8 @@ class StoreReader:
         if not RECORD_HEAD.size <= size <= end - at:
             raise nothing
         try:
-            (message,) = _kernel.decode(memory[at : at + size])
-        except (_kernel.RecordDamaged, ValueError):
+            (message,) = codec.decode(memory[at : at + size])
+        except (codec.RecordDamaged, ValueError):
             raise nothing from None
         if message.physical_offset != physical_offset:
             raise nothing
@@ -454,7 +452,7 @@ class StoreReader:
         memory = self._map(start)
         if memory is None:
             return -1
-        return _kernel.stored_at(
+        return codec.stored_at(
             memory, start, physical_offset, unit["size"], topic.encode(), queue_id, index
         )
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import LogView, Tail, TailView
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.codec import LogView, Tail, TailView
 from cometmq.shm.live.control import ControlFile, Counter
 from cometmq.shm.live.queue_table import QueueRange
 
@@ -60,7 +60,7 @@ class LogTail:
             tail.restart(dispatched)
         if end - tail.reached > BEHIND_MAX:
             tail.give_up()
-        while tail.scan(end) == _kernel.TAIL_UNMAPPED:
+        while tail.scan(end) == codec.TAIL_UNMAPPED:
             start = tail.reached // self._segment_bytes * self._segment_bytes
             if self._map_segment(start) is None:
                 tail.give_up()

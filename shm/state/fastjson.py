@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from cometmq.protocol.errors import StoreDamaged
-from cometmq.shm.kernel._kernel import quote_keys
+from cometmq.shm.kernel.codec import quote_keys
 
 FILE_BYTES_MAX: Final = 256 << 20  # some ten million consumer offsets
 DEPTH_MAX: Final = 32  # RocketMQ's own files go to 7

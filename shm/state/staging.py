@@ -31,7 +31,7 @@ from cometmq.protocol.errors import (
     StoreError,
     SystemBusy,
 )
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec
 from cometmq.shm.kernel.layout import BATCH_ELEMENT, STAGE_ENTRY
 from cometmq.shm.os.durable import PRIVATE, replace_file, sync_folder
 
@@ -112,7 +112,7 @@ class OpenStage:
     def append(self, head: StagedHead, batch: memoryview) -> int:
         """Add one batch, whole or not at all; bytes taken."""
         packed = _encode_head(head)
-        crc = _kernel.crc32(batch, _kernel.crc32(packed))
+        crc = codec.crc32(batch, codec.crc32(packed))
         fields = STAGE_ENTRY.pack(crc=crc, head_bytes=len(packed), batch_bytes=len(batch))
         parts: list[bytes | memoryview] = [fields, packed, batch]
         wanted = sum(len(part) for part in parts)
@@ -188,7 +188,7 @@ def _entry(view: memoryview, at: int) -> tuple[StagedHead, memoryview, int] | No
     end = middle + fields["batch_bytes"]
     if not begin < middle < end <= len(view) or middle - begin > HEAD_MAX:
         return None
-    if _kernel.crc32(view[begin:end]) != fields["crc"]:
+    if codec.crc32(view[begin:end]) != fields["crc"]:
         return None
     try:
         return _decode_head(view[begin:middle]), view[middle:end], end

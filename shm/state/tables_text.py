@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from cometmq.protocol.configs import TopicConfig
-from cometmq.shm.kernel._kernel import indexed_pairs, integer_pairs
+from cometmq.shm.kernel.codec import indexed_pairs, integer_pairs
 from cometmq.shm.state.json_text import dumps, entry_text
 from cometmq.shm.state.tables import DataVersion, SubscriptionGroupTable, Table, TopicTable
 

@@ -1,6 +1,6 @@
 """Verification of a closed store: every record, every ConsumeQueue and index entry. Reads only.
 
-What a record is, and whether an entry holds, is asked of shm/kernel/records.pxi.
+What a record is, and whether an entry holds, is asked of shm/kernel/records.pxd.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from cometmq.shm.derived.consume_queue import UNIT, QueueFiles, list_queues
 from cometmq.shm.derived.index_file import IndexShape, find_shape, list_index_files, read_header
 from cometmq.shm.derived.other_queues import topics_not_served
 from cometmq.shm.derived.queue_check import StoreFiles
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap, Message, StoreVerify
+from cometmq.shm.kernel import codec, columns
+from cometmq.shm.kernel.codec import FileMap, Message
+from cometmq.shm.kernel.columns import StoreVerify
 from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT, INDEX_ENTRY, INDEX_HEADER, RECORD_HEAD
 from cometmq.shm.log.recovery import find_end
 from cometmq.shm.os.files import (
@@ -102,20 +103,20 @@ def whole_records(files: StoreFiles, begin: int, end: int) -> Iterator[Message]:
             at = max(begin, start)
             while 0 <= at < stop:
                 reached = yield from _stretch(memory, start, at, stop)
-                at = _kernel.find_record(memory, start, min(reached + 1, stop), stop)
+                at = codec.find_record(memory, start, min(reached + 1, stop), stop)
 
 
 def _stretch(memory: FileMap, start: int, at: int, stop: int) -> Generator[Message, None, int]:
     """The whole records from `at` on without a break; returns where they end."""
     while at < stop:
         limit = min(stop, at + DECODE_BYTES)
-        reached, _, count, _, _ = _kernel.scan(memory, start, at, limit)
+        reached, _, count, _, _ = codec.scan(memory, start, at, limit)
         if not count:
             # Nothing whole, or a record larger than one step.
-            reached, _, count, _, _ = _kernel.scan(memory, start, at, stop, True, True, 1)
+            reached, _, count, _, _ = codec.scan(memory, start, at, stop, True, True, 1)
         if not count:
             break
-        yield from _kernel.decode(memory[at - start : reached - start], None, False)
+        yield from codec.decode(memory[at - start : reached - start], None, False)
         at = reached
     return at
 
@@ -185,10 +186,10 @@ class _Verifying:
             while at < stop:
                 limit = min(stop, at + STEP_BYTES)
                 at, reason, lane, number = self._walk.verify(memory, start, at, limit)
-                if reason == _kernel.WALK_WINDOW:
+                if reason == columns.WALK_WINDOW:
                     self._attach(lane, number, memory, at - start)
-                elif reason != _kernel.WALK_DONE:
-                    found = _kernel.find_record(memory, start, min(at + 1, stop), stop)
+                elif reason != columns.WALK_DONE:
+                    found = codec.find_record(memory, start, min(at + 1, stop), stop)
                     at = found if found >= 0 else stop
                 self._tell(total // 2 + at - self._log_min, total)
 
@@ -219,7 +220,7 @@ class _Verifying:
             if key[0] in self._others:
                 continue
             self._said.setdefault(key, set()).add(index)
-            if _kernel.WALK_KINDS[kind] == "CQ_TAGS":
+            if columns.WALK_KINDS[kind] == "CQ_TAGS":
                 expected, actual = f"tagsCode {code}", f"tagsCode {has_code}"
             else:
                 expected = f"physical offset {at}, {size} bytes"
@@ -262,7 +263,7 @@ class _Verifying:
         ]
         try:
             live = sum(
-                _kernel.live_units(units, 0, min(queue.per_segment, end - first), self._log_min)
+                columns.live_units(units, 0, min(queue.per_segment, end - first), self._log_min)
                 for first, units in windows
             )
             if live == matched:
@@ -282,18 +283,18 @@ class _Verifying:
     ) -> Iterator[tuple[int, str]]:
         index, log, log_start = first, None, 0
         while True:
-            index, reason, why = _kernel.wrong_unit(
+            index, reason, why = columns.wrong_unit(
                 units, first, index, limit, log, log_start, *self._reach, topic.encode(), queue_id
             )
-            if reason == _kernel.VERIFY_DONE:
+            if reason == columns.VERIFY_DONE:
                 return
-            if reason == _kernel.VERIFY_SEGMENT:
+            if reason == columns.VERIFY_SEGMENT:
                 place = CONSUME_QUEUE_UNIT.unpack(units, (index - first) * UNIT)["physical_offset"]
                 log, log_start = self._segment(place)
                 if log is not None:
                     continue
-                why = _kernel.REASONS.index("no record can lie there")
-            yield index, _kernel.REASONS[why]
+                why = codec.REASONS.index("no record can lie there")
+            yield index, codec.REASONS[why]
             index += 1
 
     @property
@@ -359,18 +360,18 @@ class _Verifying:
     def _wrong_index_entries(self, memory: FileMap, shape: IndexShape) -> Iterator[tuple[int, str]]:
         number, log, log_start = 1, None, 0
         while True:
-            number, reason, why = _kernel.wrong_index_entry(
+            number, reason, why = columns.wrong_index_entry(
                 memory, shape.slots, shape.entries, number, log, log_start, *self._reach
             )
-            if reason == _kernel.VERIFY_DONE:
+            if reason == columns.VERIFY_DONE:
                 return
-            if reason == _kernel.VERIFY_SEGMENT:
+            if reason == columns.VERIFY_SEGMENT:
                 at = shape.entries_at + INDEX_ENTRY.size * number
                 log, log_start = self._segment(INDEX_ENTRY.unpack(memory, at)["physical_offset"])
                 if log is not None:
                     continue
-                why = _kernel.REASONS.index("no record can lie there")
-            yield number, _kernel.REASONS[why]
+                why = codec.REASONS.index("no record can lie there")
+            yield number, codec.REASONS[why]
             number += 1
 
     def _let_go(self) -> None:

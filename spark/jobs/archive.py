@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cometmq.client import Admin
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import Columns, FileMap, LogWalk
+from cometmq.shm.kernel.codec import REASONS, FileMap, crc32, find_record
+from cometmq.shm.kernel.columns import COLUMNS_DONE, COLUMNS_FULL, Columns, LogWalk
 from cometmq.shm.os.durable import beside, sync_folder, whole_file
 from cometmq.shm.os.files import COMMITLOG_DIR, map_segment, segment_name
 from cometmq.shm.state.holds import ARCHIVE_HOLD
@@ -45,7 +45,7 @@ ROW_GROUP_ROWS: Final = 131_072
 ROW_GROUP_BYTES: Final = 64 << 20
 SMALL_SHARE: Final = 100  # a topic below one such part of its segment shares a file
 CHUNK: Final = 1 << 20
-END_OF_SEGMENT: Final = _kernel.REASONS[1]
+END_OF_SEGMENT: Final = REASONS[1]
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # What repeats is worth a dictionary; what ascends, the differences.
 DICTIONARY: Final = ("broker", "topic", "born_host", "store_host", "tags", "record_version")
@@ -216,7 +216,7 @@ class _Archiving:
             raise ArchiveError(f"the segment at {start} has records with times that cannot be")
         entry = Entry(
             manifest.VERSION, bounds.broker, bounds.store_id, start, end,
-            bounds.queue_segment_bytes, walk.records, _kernel.crc32(memory), files,
+            bounds.queue_segment_bytes, walk.records, crc32(memory), files,
             _queues(lanes), raw_path, raw, damaged,
         )  # fmt: skip
         if self.task.verify:
@@ -231,10 +231,10 @@ class _Archiving:
             if at >= end:
                 return
             found = -1
-            if _kernel.REASONS[reason] != END_OF_SEGMENT:
-                found = _kernel.find_record(memory, start, min(at + 1, end), end)
+            if REASONS[reason] != END_OF_SEGMENT:
+                found = find_record(memory, start, min(at + 1, end), end)
             stop = found if found >= 0 else end
-            self.raw.append((at, stop, _kernel.REASONS[reason]))
+            self.raw.append((at, stop, REASONS[reason]))
             at = stop
 
     # --- files ---
@@ -309,12 +309,12 @@ class _Archiving:
             begin_ms=-(1 << 63),
         )
         for number in numbers:
-            at, reason = 0, _kernel.COLUMNS_FULL
-            while reason != _kernel.COLUMNS_DONE:
+            at, reason = 0, COLUMNS_FULL
+            while reason != COLUMNS_DONE:
                 reason, at = walk.fill(columns, number, at, memory)
-                if reason == _kernel.COLUMNS_FULL:
+                if reason == COLUMNS_FULL:
                     yield take_batch(columns, schema)
-                elif reason != _kernel.COLUMNS_DONE:
+                elif reason != COLUMNS_DONE:
                     raise ArchiveError(f"the segment at {self.task.start} changed meanwhile")
         if columns.rows:
             yield take_batch(columns, schema)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.columns import RECORD_FIELDS, put_records
 from cometmq.spark.jobs import manifest
 from cometmq.spark.jobs.manifest import ArchiveError, Entry
 from cometmq.spark.jobs.running import Progress, run_tasks
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS: Final = 65_536
 _IN_FILE: Final = {kernel: name for name, kernel, _ in manifest.COLUMNS}
-FIELDS: Final = tuple(_IN_FILE[name] for name in _kernel.RECORD_FIELDS)
+FIELDS: Final = tuple(_IN_FILE[name] for name in RECORD_FIELDS)
 
 
 class Verified(msgspec.Struct, frozen=True):
@@ -69,7 +70,7 @@ def fill_segment(root: Path, entry: Entry, memory: mmap.mmap) -> None:
         except (ValueError, arrow.ArrowException) as error:
             raise ArchiveError(f"{path}: {error}") from None
     _fill_raw(root, entry, memory)
-    found = _kernel.crc32(memory)
+    found = codec.crc32(memory)
     if rows != entry.records or found != entry.crc32:
         raise ArchiveError(
             f"{root}: segment {entry.begin} of {entry.broker}: {entry.records} records and CRC "
@@ -97,7 +98,7 @@ def _fill_from(path: Path, entry: Entry, memory: mmap.mmap) -> int:
             raise ValueError(f"there is no column {', '.join(sorted(missing))}")
         for batch in file.iter_batches(BATCH_ROWS, columns=list(FIELDS)):
             columns = [_buffers(batch.column(name)) for name in FIELDS]
-            _kernel.put_records(memory, entry.begin, batch.num_rows, columns)
+            put_records(memory, entry.begin, batch.num_rows, columns)
             rows += batch.num_rows
     return rows
 

@@ -21,7 +21,7 @@ from cometmq.protocol.errors import StoreError
 from cometmq.shm.derived.consume_queue import list_queues
 from cometmq.shm.derived.queue_builder import QueueBuilder
 from cometmq.shm.derived.queue_check import StoreFiles
-from cometmq.shm.kernel._kernel import is_queue_name
+from cometmq.shm.kernel.codec import is_queue_name
 from cometmq.shm.live.queue_table import QueueTable
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 from cometmq.shm.tools.verify import dirty_tails

@@ -18,7 +18,7 @@ import msgspec
 from cometmq.client import Admin
 from cometmq.protocol.errors import StoreError
 from cometmq.protocol.names import RESERVED_PROPERTIES, UNKEPT_PROPERTIES
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec
 from cometmq.shm.os.durable import sync_folder, whole_file
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 from cometmq.shm.tools.repair import recover_store
@@ -265,7 +265,7 @@ def _unfolded(batch: Any) -> Any:
     for row, flag in enumerate(flags):
         if flag & 1:
             try:
-                bodies[row] = _kernel.decompress(bodies[row], flag)
+                bodies[row] = codec.decompress(bodies[row], flag)
             except ValueError as error:
                 place = dict(batch.column("properties")[row].as_py())[REPLAY_FROM]
                 raise ArchiveError(f"{place}: {error}") from None

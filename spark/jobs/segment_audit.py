@@ -10,8 +10,9 @@ from typing import Final
 import msgspec
 
 from cometmq.shm.derived.delay import tags_code_of
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import FileMap, LogWalk
+from cometmq.shm.kernel import codec, columns
+from cometmq.shm.kernel.codec import FileMap
+from cometmq.shm.kernel.columns import LogWalk
 from cometmq.shm.os.files import COMMITLOG_DIR, map_segment, segment_name
 from cometmq.spark.jobs.findings import (
     ERROR,
@@ -49,7 +50,7 @@ def audit_segment(task: AuditTask) -> bytes:
 
 
 def _delay_code(record: bytes) -> int:
-    (message,) = _kernel.decode(record, None, False)
+    (message,) = codec.decode(record, None, False)
     return tags_code_of(message)
 
 
@@ -82,13 +83,13 @@ class _SegmentAuditing:
         at = start
         while at < stop:
             at, reason, lane, number = self.walk.audit(memory, start, at, stop)
-            if reason == _kernel.WALK_BLANK:
+            if reason == columns.WALK_BLANK:
                 return
-            if reason == _kernel.WALK_WINDOW:
+            if reason == columns.WALK_WINDOW:
                 self._attach(lane, number)
-            elif reason == _kernel.WALK_DAMAGED:
-                found = _kernel.find_record(memory, start, min(at + 1, stop), stop)
-                self._damaged(at, found if found >= 0 else stop, _kernel.REASONS[number])
+            elif reason == columns.WALK_DAMAGED:
+                found = codec.find_record(memory, start, min(at + 1, stop), stop)
+                self._damaged(at, found if found >= 0 else stop, codec.REASONS[number])
                 at = found if found >= 0 else stop
 
     def _damaged(self, begin: int, end: int, reason: str) -> None:
@@ -161,7 +162,7 @@ class _SegmentAuditing:
     def _record_finding(
         self, number: int, lane: int, index: int, at: int, a: int, b: int, c: int, d: int, e: int
     ) -> None:
-        kind = _kernel.WALK_KINDS[number]
+        kind = columns.WALK_KINDS[number]
         topic, queue_id = self.walk.name(lane) if lane >= 0 else ("", -1)
         if kind == "OFFSET_GAP":
             self._gap(topic, queue_id, (a, b), (c, at))

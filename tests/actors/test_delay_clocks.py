@@ -16,7 +16,9 @@ from cometmq.actors.tables.delays import Now
 from cometmq.protocol.errors import MessageIllegal
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.uptime import Uptime
-from cometmq.shm.kernel._kernel import LogAppender, QueueCursor, decode
+from cometmq.shm.kernel.codec import decode
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import LogAppender
 
 NONE: Any = None
 DELAY_MS = 5_000

@@ -41,7 +41,8 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.uptime import NAME, Uptime
-from cometmq.shm.kernel._kernel import Message, again_properties, decode
+from cometmq.shm.kernel.codec import Message, decode
+from cometmq.shm.kernel.store import again_properties
 from cometmq.shm.reading.store_reader import StoreReader
 from cometmq.shm.state.fastjson import loads
 

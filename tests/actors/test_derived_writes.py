@@ -50,7 +50,9 @@ from cometmq.protocol.errors import (
     UnknownCommand,
 )
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import BatchIllegal, InnerEncoder, QueueCursor, find_last
+from cometmq.shm.kernel.codec import BatchIllegal, find_last
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import InnerEncoder
 from cometmq.shm.live.control import CONTROL_FILE, Counter
 from cometmq.shm.log.commit_log import CommitLog
 

@@ -17,7 +17,8 @@ from cometmq.actors.replication.slaves.port import is_allowed
 from cometmq.actors.replication.slaves.slave import HEADER, READ_BYTES, Slave, SlaveLost
 from cometmq.actors.runtime import event_log
 from cometmq.conf.replication import networks
-from cometmq.shm.kernel._kernel import BatchEncoder, QueueCursor, whole_records
+from cometmq.shm.kernel.codec import BatchEncoder, whole_records
+from cometmq.shm.kernel.live import QueueCursor
 from cometmq.shm.log.commit_log import CommitLog
 
 SEGMENT = 65_536

@@ -30,7 +30,7 @@ from cometmq.protocol.commands import (
     Statistics,
 )
 from cometmq.protocol.wire.channel import Channel, Pending
-from cometmq.shm.kernel._kernel import COUNTER_BYTES, STRIPES, OwnedCell, QueueCursor
+from cometmq.shm.kernel.live import COUNTER_BYTES, STRIPES, OwnedCell, QueueCursor
 from cometmq.shm.live.queue_table import SLOTS_MAX, QueueRange, QueueTable
 
 pytestmark = pytest.mark.timeout(120)

@@ -26,7 +26,7 @@ from cometmq.protocol.commands import QueryMessages, QueryResult
 from cometmq.protocol.errors import CometError, MessageNotFound, NoPermission
 from cometmq.protocol.wire.channel import Channel
 from cometmq.shm.derived.index_file import list_index_files, read_header
-from cometmq.shm.kernel._kernel import Message, decode
+from cometmq.shm.kernel.codec import Message, decode
 from cometmq.shm.live.control import Counter
 from cometmq.shm.os.files import Checkpoint
 

@@ -25,13 +25,9 @@ from cometmq.protocol.errors import (
     UnknownCommand,
 )
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import (
-    BatchFull,
-    InnerEncoder,
-    QueueCursor,
-    RecordDamaged,
-    RecordTooLarge,
-)
+from cometmq.shm.kernel.codec import BatchFull, RecordDamaged, RecordTooLarge
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import InnerEncoder
 from cometmq.shm.log.commit_log import CommitLog
 
 # Stores of a RocketMQ 5.3.3 broker whose actors wrote all kinds of records.

@@ -26,7 +26,7 @@ from cometmq.protocol.errors import (
     NoPermission,
     SystemBusy,
 )
-from cometmq.shm.kernel._kernel import BatchEncoder, BatchIllegal, batch_keys, batch_without
+from cometmq.shm.kernel.codec import BatchEncoder, BatchIllegal, batch_keys, batch_without
 
 SEED = 20_261_126
 HOUR_MS = 3_600_000

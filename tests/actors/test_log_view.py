@@ -18,7 +18,7 @@ from cometmq.actors.replication.core.frames import Mark
 from cometmq.actors.replication.group import log_view
 from cometmq.actors.replication.group.log_view import GroupLog
 from cometmq.protocol.errors import StoreDamaged
-from cometmq.shm.kernel._kernel import records_before, scan
+from cometmq.shm.kernel.codec import records_before, scan
 from cometmq.shm.log.references import References, create_references
 
 SEGMENT = 1_000

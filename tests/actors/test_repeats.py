@@ -17,7 +17,7 @@ from cometmq.protocol.commands import TIMED, Section, SectionResult, SendMessage
 from cometmq.protocol.errors import MessageIllegal, Overtaken, SystemBusy
 from cometmq.protocol.names import DELAY_TOPIC
 from cometmq.protocol.wire.pending import Pending
-from cometmq.shm.kernel._kernel import BatchEncoder, element_start, unique_id
+from cometmq.shm.kernel.codec import BatchEncoder, element_start, unique_id
 
 _topics = (f"t{number}" for number in itertools.count())
 AN_HOUR_MS = 3_600_000

@@ -31,7 +31,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import ServiceNotAvailable, SystemBusy
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import Appender
+from cometmq.shm.kernel.store import Appender
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -39,7 +39,7 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.names import TOPIC_MAX
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import BatchEncoder
+from cometmq.shm.kernel.codec import BatchEncoder
 from cometmq.shm.live.control import Counter
 from cometmq.shm.state.staging import STAGES_DIR, QueueProgress, StageFiles, tail_of
 

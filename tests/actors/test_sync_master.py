@@ -18,7 +18,7 @@ from cometmq import Broker, Producer
 from cometmq.errors import CometError, ConfigError, FlushSlaveTimeout, SlaveNotAvailable
 from cometmq.protocol.commands import Section, SendMessages, SendResult
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import BatchEncoder
+from cometmq.shm.kernel.codec import BatchEncoder
 from cometmq.shm.live.control import Counter
 
 # A busy machine may let a slave wait for a second.

@@ -14,16 +14,9 @@ from cometmq.actors.scheduling.portion import SetAside
 from cometmq.actors.scheduling.timer_clock import AHEADS_MAX, DAY_MS, MOVES_MAX, Moving, TimerClock
 from cometmq.actors.tables.timers import Move, TimersState, retimed
 from cometmq.protocol.uptime import Uptime
-from cometmq.shm.kernel._kernel import (
-    TIMERS_SKEW_MS,
-    InnerEncoder,
-    LogAppender,
-    QueueCursor,
-    WaitingBatch,
-    decode,
-    due_ms_by,
-    due_ms_of,
-)
+from cometmq.shm.kernel.codec import decode, due_ms_by, due_ms_of
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import TIMERS_SKEW_MS, InnerEncoder, LogAppender, WaitingBatch
 
 SEED = 20_261_125
 HOST = bytes(8)

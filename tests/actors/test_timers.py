@@ -32,7 +32,7 @@ from cometmq.client.sending.receipt import Receipt
 from cometmq.protocol.errors import ArgumentIllegal, CometError, MessageIllegal, TooLate
 from cometmq.protocol.names import DELAY_TOPIC, TIMER_TOPIC
 from cometmq.shm.derived.timer_files import read_check, write_check
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 from cometmq.shm.live.control import Counter as Progress
 
 WAIT_S = patient(60)

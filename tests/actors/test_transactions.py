@@ -73,7 +73,7 @@ from cometmq.protocol.errors import (
 )
 from cometmq.protocol.names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from cometmq.protocol.uptime import Uptime, uptime_of, without_uptime
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "transactions.md"
 WAIT_S = patient(60)

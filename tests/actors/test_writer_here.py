@@ -43,7 +43,8 @@ from cometmq.protocol.commands import (
     TopicInfo,
 )
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import Appender, Message
+from cometmq.shm.kernel.codec import Message
+from cometmq.shm.kernel.store import Appender
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
 from cometmq.shm.os.locks import check_not_in_use
 

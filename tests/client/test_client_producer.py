@@ -20,7 +20,7 @@ from cometmq.client.sending.accumulator import OPEN_MAX
 from cometmq.protocol import errors
 from cometmq.protocol.commands import SendMessages
 from cometmq.protocol.errors import CometError
-from cometmq.shm.kernel._kernel import decode, java_hash
+from cometmq.shm.kernel.codec import decode, java_hash
 
 NOBODY = "tcp://127.0.0.1:1"
 

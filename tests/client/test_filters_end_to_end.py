@@ -28,7 +28,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import FilterIllegal, FiltersOff, SubscriptionIllegal
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import decode
+from cometmq.shm.kernel.codec import decode
 from cometmq.shm.reading.selection import selection_of
 from cometmq.shm.reading.store_reader import StoreReader
 

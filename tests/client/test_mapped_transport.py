@@ -40,7 +40,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import NotMapped, StoreDamaged
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import Bell, OwnedCell, ReadCell, Sleeper, WakeWords
+from cometmq.shm.kernel.live import Bell, OwnedCell, ReadCell, Sleeper, WakeWords
 from cometmq.shm.live.control import CONTROL_FILE, Counter
 from cometmq.shm.os.files import list_segments, segment_name
 from cometmq.shm.os.processes import boot_id

@@ -24,8 +24,8 @@ from cometmq import Admin, Broker, Message, Receipt, Reject, Reply, Retry, error
 from cometmq.client import PendingTransaction, PopConsumer, Receipts
 from cometmq.client.sending.settled import Settled
 from cometmq.protocol.errors import CometError
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import count_attempts, decode, message_from
+from cometmq.shm.kernel import codec, columns, live, store
+from cometmq.shm.kernel.codec import count_attempts, decode, message_from
 
 WAIT_S = patient(60)
 WAYS: list[Any] = [
@@ -171,7 +171,7 @@ def record(**kinds: Any) -> bytes:
 def test_message_that_was_tried_before(way: Way) -> None:
     retried = record(topic=b"%RETRY%g", properties=b"RETRY_TOPIC\x01orders\x02")
     (message,) = decode(retried)
-    _kernel.restore_topics([message])
+    codec.restore_topics([message])
     count_attempts([message], 3)
     again = way(message)
     assert (again.topic, again.stored_topic, again.reconsume_times) == ("orders", "%RETRY%g", 3)
@@ -397,8 +397,9 @@ def exceptions() -> list[type[Exception]]:
     kinds: list[type[Exception]] = [CometError]
     for kind in kinds:
         kinds += [each for each in kind.__subclasses__() if each not in kinds]  # type: ignore[misc]
-    natives = [each for each in vars(_kernel).values() if isinstance(each, type)]
-    return [*kinds, *(each for each in natives if issubclass(each, Exception))]
+    natives = [each for part in (codec, columns, live, store) for each in vars(part).values()]
+    found = [each for each in natives if isinstance(each, type)]
+    return [*kinds, *(each for each in found if issubclass(each, Exception))]
 
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {

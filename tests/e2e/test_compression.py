@@ -16,7 +16,7 @@ from cometmq import Admin, AsyncConsumer, AsyncProducer, Broker, Consumer, Messa
 from cometmq.errors import ArgumentIllegal, BodyIllegal, CodecMissing, MessageTooLarge
 from cometmq.protocol.commands import Section, SendMessages, SendResult
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import BatchEncoder
+from cometmq.shm.kernel.codec import BatchEncoder
 
 CODECS = {"zlib": 3, "lz4": 1, "zstd": 2}
 

@@ -13,7 +13,7 @@ import pytest
 from patience import patient
 
 from cometmq import Admin, Broker, Message
-from cometmq.shm.kernel._kernel import java_hash
+from cometmq.shm.kernel.codec import java_hash
 
 WAIT_S = patient(30)
 

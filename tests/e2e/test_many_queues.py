@@ -19,7 +19,7 @@ from patience import patient
 
 from cometmq import Consumer
 from cometmq.protocol.commands import Section, SendMessages, SendResult
-from cometmq.shm.kernel._kernel import file_maps
+from cometmq.shm.kernel.codec import file_maps
 from cometmq.shm.live.control import Counter
 from cometmq.shm.os import files
 

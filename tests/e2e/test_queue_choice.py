@@ -23,7 +23,7 @@ from cometmq.client.aio import AsyncProducer
 from cometmq.client.sending.bodies import BodySender
 from cometmq.client.sending.receipt import Receipt
 from cometmq.client.sending.staging import SinkLine, StageWriter
-from cometmq.shm.kernel._kernel import BatchEncoder, java_hash
+from cometmq.shm.kernel.codec import BatchEncoder, java_hash
 
 COUNT = 40
 

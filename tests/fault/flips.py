@@ -25,7 +25,7 @@ from family import EndedEarly, RunningBroker, pull
 from cometmq.protocol.commands import PullMessages, PullStatus, QueryMessages, QueryResult
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.names import HIDDEN_TOPICS
-from cometmq.shm.kernel._kernel import Message, decode
+from cometmq.shm.kernel.codec import Message, decode
 from cometmq.shm.os.files import ABORT_FILE, COMMITLOG_DIR, CONSUME_QUEUE_DIR, INDEX_DIR
 from cometmq.shm.reading.positions import file_sizes
 from cometmq.shm.reading.store_reader import GetStatus, ReadLimits, StoreReader

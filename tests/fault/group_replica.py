@@ -27,7 +27,7 @@ from cometmq.actors.replication.group.promises_file import PromisesFile
 from cometmq.protocol.commands import PullMessages
 from cometmq.protocol.errors import CometError, StoreError
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter, Service
 
 GROUP: Final = "orders"

@@ -60,7 +60,7 @@ from cometmq.cluster.place import GroupPlace
 from cometmq.protocol.commands import PullMessages, PullResult
 from cometmq.protocol.errors import CometError, ConfigError
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 from cometmq.shm.live.control import Counter
 
 NAMES: Final = ("n0", "n1", "n2")

@@ -33,7 +33,7 @@ from paths import SEARCH
 
 from cometmq.actors.launch import process
 from cometmq.actors.launch.zygote import Prepared
-from cometmq.shm.kernel._kernel import OwnedCell
+from cometmq.shm.kernel.live import OwnedCell
 from cometmq.shm.live.control import ControlFile, Counter
 
 FOLDER_VARIABLE: Final = "COMETMQ_FAULT_POINTS"

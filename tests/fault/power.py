@@ -55,7 +55,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import CometError, StoreError
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import Message, decode
+from cometmq.shm.kernel.codec import Message, decode
 from cometmq.shm.live.control import Counter
 from cometmq.shm.tools.verify import verify_store
 

@@ -9,7 +9,7 @@ from fault.history import value_of
 
 from cometmq.protocol.commands import PullMessages, PullResult, PullStatus
 from cometmq.protocol.errors import TopicNotExist
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 Pull = Callable[[PullMessages], tuple[PullResult, list[Message]]]
 

@@ -14,7 +14,7 @@ import sys
 
 from cometmq import Broker
 from cometmq.protocol.errors import CometError
-from cometmq.shm.kernel._kernel import Appender
+from cometmq.shm.kernel.store import Appender
 
 
 def told(appender: Appender) -> tuple[str, str]:

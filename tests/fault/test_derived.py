@@ -29,7 +29,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 from cometmq.shm.live.control import CONTROL_FILE, Counter
 from cometmq.shm.os.files import COMMITLOG_DIR, list_segments, segment_name
 from cometmq.shm.tools.verify import verify_store

@@ -21,7 +21,7 @@ from patience import patient
 
 from cometmq import Producer
 from cometmq.protocol.errors import CometError
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 from cometmq.shm.live.control import CONTROL_FILE
 from cometmq.shm.tools.verify import verify_store
 

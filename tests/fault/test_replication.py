@@ -20,7 +20,7 @@ from scripted_slave import FaithfulSlave, log_bytes
 from cometmq.protocol.commands import Section, SendMessages, SendResult
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import BatchEncoder
+from cometmq.shm.kernel.codec import BatchEncoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

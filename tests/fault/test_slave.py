@@ -13,7 +13,7 @@ from scripted_master import Log, ScriptedMaster, log_of, slave_settings
 
 from cometmq.client.sending.producer import Producer
 from cometmq.protocol.derived import DERIVED_TOPIC
-from cometmq.shm.kernel._kernel import decode
+from cometmq.shm.kernel.codec import decode
 from cometmq.shm.live.control import Counter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

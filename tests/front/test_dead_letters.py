@@ -30,7 +30,7 @@ from cometmq.protocol.errors import (
     NoPermission,
     NotReachable,
 )
-from cometmq.shm.kernel._kernel import BatchEncoder
+from cometmq.shm.kernel.codec import BatchEncoder
 from cometmq.shm.kernel.layout import SYS_COMPRESSED
 
 VARIABLE = "COMETMQ_NAME_SERVER"

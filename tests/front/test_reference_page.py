@@ -21,7 +21,6 @@ import cometmq
 from cometmq import errors, testing
 from cometmq.protocol import errors as errors_module
 from cometmq.protocol.errors import BY_CODE, CometError
-from cometmq.shm.kernel import _kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference.md"
@@ -109,7 +108,7 @@ def public_members(declared: type) -> list[Function]:
 
 def field_rows(node: ast.ClassDef) -> Iterator[str]:
     """Of a class that is data: name, type, the comment behind it."""
-    lines = source_of("_kernel.pyi").splitlines()
+    lines = source_of("codec").splitlines()
     for each in node.body:
         if isinstance(each, ast.AnnAssign):
             comment = lines[each.lineno - 1].partition("#")[2].strip()
@@ -162,8 +161,9 @@ def one(argument: ast.arg, default: ast.expr | None) -> str:
 
 def node_of(declared: Any) -> Any:
     """The declaration in the source; of the kernel's classes, in its stub."""
-    if declared.__module__ == _kernel.__name__:
-        source = source_of("_kernel.pyi")
+    package, _, name = declared.__module__.rpartition(".")
+    if package == "cometmq.shm.kernel":
+        source = source_of(name)
     else:
         source = inspect.getsource(sys.modules[declared.__module__])
     return next(
@@ -175,7 +175,7 @@ def node_of(declared: Any) -> Any:
 
 @cache
 def source_of(name: str) -> str:
-    return (ROOT / "shm/kernel" / name).read_text()
+    return (ROOT / f"shm/kernel/{name}.pyi").read_text()
 
 
 # --- docstrings as Markdown ---

@@ -16,7 +16,7 @@ from patience import patient
 from cometmq.bench.peers.maven import Bundle
 from cometmq.protocol.errors import FilterIllegal
 from cometmq.protocol.filters import compile_filter
-from cometmq.shm.kernel._kernel import Filter
+from cometmq.shm.kernel.codec import Filter
 
 pytestmark = [
     pytest.mark.slow,

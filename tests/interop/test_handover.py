@@ -31,7 +31,7 @@ from interop.real import Event, RealRocketMQ
 
 from cometmq.client.administration.messages import parse_offset_msg_id
 from cometmq.protocol.names import DELAY_TOPIC
-from cometmq.shm.kernel._kernel import Message, decode
+from cometmq.shm.kernel.codec import Message, decode
 from cometmq.shm.reading.store_reader import StoreReader
 from cometmq.shm.state.fastjson import loads
 from cometmq.shm.tools.verify import verify_store

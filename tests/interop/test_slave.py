@@ -20,7 +20,7 @@ from scripted_master import log_of, slave_settings
 from cometmq.bench.peers.rocketmq import LOOPBACK, RocketMQ
 from cometmq.bench.systems import Durability
 from cometmq.protocol.commands import ListTopics, TopicList
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 from cometmq.shm.live.control import Counter
 
 pytestmark = [pytest.mark.jvm, pytest.mark.slow, pytest.mark.timeout(500)]

@@ -11,7 +11,7 @@ from patience import patient
 
 from cometmq.client import Consumer, Message
 from cometmq.client.receiving.kept import parse_offsets
-from cometmq.shm.kernel._kernel import Bell, OwnedCell, ReadCell, Sleeper, WakeWords
+from cometmq.shm.kernel.live import Bell, OwnedCell, ReadCell, Sleeper, WakeWords
 
 
 def consume_until_killed(name_server: str, group: str, topic: str, line: Connection) -> None:

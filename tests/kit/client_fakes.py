@@ -68,7 +68,9 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import CometError, NotOwner, TopicNotExist
 from cometmq.protocol.tags import parse_tags
-from cometmq.shm.kernel._kernel import LogAppender, QueueCursor, decode
+from cometmq.shm.kernel.codec import decode
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import LogAppender
 
 ANYWHERE = "tcp://127.0.0.1:*"
 LOCALHOST = bytes([127, 0, 0, 1])

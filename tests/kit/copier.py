@@ -35,7 +35,7 @@ from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.protocol.commands import Position, PullMessages
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import Message
+from cometmq.shm.kernel.codec import Message
 
 SOURCE, TARGET, NAME = "later", "now", "copier.later.0"
 DUE = "DUE"  # property: from when on the copy may be there, in ms since 1970

@@ -19,7 +19,7 @@ from family import SMALL
 from paths import SEARCH
 
 from cometmq import Broker
-from cometmq.shm.kernel._kernel import Appender
+from cometmq.shm.kernel.store import Appender
 
 SETTINGS = {
     **SMALL,

@@ -58,7 +58,7 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.errors import CometError, NotConfirmed, from_code
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import BatchEncoder, Message, decode
+from cometmq.shm.kernel.codec import BatchEncoder, Message, decode
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
 
 SMALL: Mapping[str, object] = {

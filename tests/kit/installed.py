@@ -25,7 +25,10 @@ BESIDE_CODE: Final = (
     ".ci", "docs", "tests", "pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE",
     "CHANGELOG.md",
 )  # fmt: skip
-MADE: Final = ("*.so", "_kernel.c", "__pycache__", ".*_cache", ".hypothesis")
+MADE: Final = (
+    "*.so", "_views.c", "codec.c", "columns.c", "live.c", "store.c", "__pycache__", ".*_cache",
+    ".hypothesis",
+)  # fmt: skip
 
 
 def copy_sources(tree: Path) -> Path:

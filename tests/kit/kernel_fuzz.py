@@ -17,27 +17,30 @@ from pathlib import Path
 import reference
 
 from cometmq.protocol.filters import compile_filter
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import (
-    BatchEncoder,
-    LogAppender,
-    LogView,
-    QueueCursor,
-    decode,
-    gather,
-    scan,
-    unique_id,
+from cometmq.shm.kernel import codec, store
+from cometmq.shm.kernel.codec import BatchEncoder, LogView, decode, gather, scan, unique_id
+from cometmq.shm.kernel.columns import (
+    ARCHIVE_NAMES,
+    COLUMN_NAMES,
+    RECORD_FIELDS,
+    WALK_WINDOW,
+    Columns,
+    LogWalk,
+    QueueSpans,
+    put_records,
 )
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import LogAppender
 
-FILTER = _kernel.Filter(*compile_filter("TAGS = 'a' OR b > 1 OR KEYS IS NULL"))
+FILTER = codec.Filter(*compile_filter("TAGS = 'a' OR b > 1 OR KEYS IS NULL"))
 SEGMENT_BYTES = 65_536
 WAITS = b"REAL_TOPIC\1t\2REAL_QID\0010\2COMETMQ_UP\00100000007-000000000009\2"
 PROT_NONE = 0
 # What a caller is told of bytes that are none of ours.
 TYPED = (
-    _kernel.RecordDamaged,
-    _kernel.BatchIllegal,
-    _kernel.RecordTooLarge,
+    codec.RecordDamaged,
+    codec.BatchIllegal,
+    codec.RecordTooLarge,
     ValueError,
     IndexError,
     OverflowError,  # a number that does not fit the field
@@ -116,7 +119,7 @@ def mutated(chance: random.Random, content: bytes) -> bytes:
     return bytes(made)
 
 
-def look_at(message: _kernel.Message) -> None:
+def look_at(message: codec.Message) -> None:
     """Everything that a consumer may ask of it."""
     for name in (
         "topic", "queue_id", "queue_offset", "physical_offset", "stored_body", "tags", "keys",
@@ -148,8 +151,8 @@ def try_frames(chance: random.Random, content: memoryview) -> None:
     """Where records end, and where the body lies of one of a topic."""
     begin, end = sorted(chance.choice([0, len(content), hostile_number(chance)]) for _ in range(2))
     most, topic = hostile_number(chance), chance.choice([b"t", b""])
-    _kernel.whole_records(content, 0, begin, end, most)
-    reached, body, size = _kernel.records_before(content, 0, begin, end, most, topic)
+    codec.whole_records(content, 0, begin, end, most)
+    reached, body, size = codec.records_before(content, 0, begin, end, most, topic)
     assert begin <= reached <= end
     assert body == -1 or body + size <= len(content)
 
@@ -239,7 +242,7 @@ def log_range(chance: random.Random) -> tuple[int, int]:
 def try_deliver(chance: random.Random, content: bytes) -> None:
     log, units = hostile_entries(chance, content)
     limits = (chance.choice([1, 32, 2**62, -1]) for _ in range(3))
-    found = _kernel.deliver(
+    found = codec.deliver(
         log, units, *stretch(chance, len(units) // 20), *log_range(chance), b"t", 0, *limits,
         *chance.choice([(None, None), ((0, 97), ["a"])]), chance.choice([None, FILTER]),
     )  # fmt: skip
@@ -248,8 +251,8 @@ def try_deliver(chance: random.Random, content: bytes) -> None:
 
 
 def try_columns(chance: random.Random, content: bytes) -> None:
-    names = chance.choice([_kernel.COLUMN_NAMES, _kernel.COLUMN_NAMES + _kernel.ARCHIVE_NAMES])
-    columns = _kernel.Columns(
+    names = chance.choice([COLUMN_NAMES, COLUMN_NAMES + ARCHIVE_NAMES])
+    columns = Columns(
         names, "b", rows_max=chance.choice([1, 100]), check_crc=chance.random() < 0.5,
         null_body=chance.random() < 0.3, tags=chance.choice([None, ["a"]]),
         begin_ms=hostile_number(chance), end_ms=hostile_number(chance),
@@ -260,7 +263,7 @@ def try_columns(chance: random.Random, content: bytes) -> None:
             place = stretch(chance, len(units) // 20)
             columns.gather(log, units, *place, *log_range(chance), b"t", 0)
         case 1:
-            wanted = _kernel.QueueSpans() if chance.random() < 0.5 else None
+            wanted = QueueSpans() if chance.random() < 0.5 else None
             if wanted is not None:
                 wanted.add("t", 0, hostile_number(chance), hostile_number(chance))
             start = chance.choice([0, 2**62, hostile_number(chance)])
@@ -272,7 +275,7 @@ def try_columns(chance: random.Random, content: bytes) -> None:
 
 
 def try_spans(chance: random.Random, content: bytes) -> None:
-    spans = _kernel.QueueSpans()
+    spans = QueueSpans()
     start = chance.choice([0, 2**62, hostile_number(chance)])
     match chance.randrange(4):
         case 0:
@@ -281,19 +284,19 @@ def try_spans(chance: random.Random, content: bytes) -> None:
         case 1:
             _, units = hostile_entries(chance, content)
             numbers = [hostile_number(chance) for _ in range(4)]
-            _kernel.unit_marks(units, *stretch(chance, len(units) // 20), *numbers, 3)
+            codec.unit_marks(units, *stretch(chance, len(units) // 20), *numbers, 3)
         case 2:
             _, units = hostile_entries(chance, content)
             _, begin, end = stretch(chance, len(units) // 20)
-            for look in (_kernel.units_end, _kernel.last_real, _kernel.fillers_end):
+            for look in (codec.units_end, codec.last_real, codec.fillers_end):
                 look(units, begin, end)
-            _kernel.units_below(units, begin, end, hostile_number(chance))
-            _kernel.units_before(units, end, hostile_number(chance))
+            codec.units_below(units, begin, end, hostile_number(chance))
+            codec.units_before(units, end, hostile_number(chance))
         case 3:
             numbers = [hostile_number(chance) for _ in range(2)]
-            _kernel.stored_at(CONTENT.put(content), start, start, len(content), b"t", 0, 0)
+            codec.stored_at(CONTENT.put(content), start, start, len(content), b"t", 0, 0)
             size = numbers[1] & 0x7FFFFFFF
-            _kernel.stored_at(CONTENT.put(content), start, numbers[0], size, b"t", 0, 0)
+            codec.stored_at(CONTENT.put(content), start, numbers[0], size, b"t", 0, 0)
 
 
 def try_tail(chance: random.Random, content: bytes) -> None:
@@ -302,7 +305,7 @@ def try_tail(chance: random.Random, content: bytes) -> None:
     log.set(0, SEGMENT.put(bytes(start) + content))
     begin = chance.choice([start, start, hostile_number(chance)])
     end = chance.choice([SEGMENT_BYTES, hostile_number(chance)])
-    tail = _kernel.Tail(log)
+    tail = codec.Tail(log)
     tail.restart(begin)
     for _ in range(2):
         tail.scan(end)
@@ -313,20 +316,20 @@ def try_tail(chance: random.Random, content: bytes) -> None:
 
 
 def try_walk(chance: random.Random, content: bytes) -> None:
-    walk = _kernel.LogWalk(lambda record: hostile_number(chance), 3)
+    walk = LogWalk(lambda record: hostile_number(chance), 3)
     start = chance.choice([0, 2**62, hostile_number(chance)])
     view = CONTENT.put(content)
     if chance.random() < 0.5:
         walk.group(view, start, start, start + len(content))
         for lane in range(len(walk)):
-            walk.fill(_kernel.Columns(("body",), "b"), lane, 0, view)
+            walk.fill(Columns(("body",), "b"), lane, 0, view)
         walk.lanes()
         return
     units = UNITS.put(chance.randbytes(20 * 8))
-    at, reason = start, _kernel.WALK_WINDOW
+    at, reason = start, WALK_WINDOW
     for _ in range(12):
         at, reason, lane, _ = walk.audit(view, start, at, start + len(content))
-        if reason != _kernel.WALK_WINDOW:
+        if reason != WALK_WINDOW:
             break
         walk.attach(lane, units, *stretch(chance, 8)[1:])
     walk.lanes()
@@ -341,7 +344,7 @@ def try_index(chance: random.Random, content: bytes) -> None:
         for at in range(40, len(file)):
             file[at] = chance.choice([0, 0, 1, 255, chance.randrange(256)])
     memory = UNITS.put(bytes(file))
-    indexer = _kernel.Indexer()
+    indexer = store.Indexer()
     try:
         indexer.attach(memory, slots, entries, entries, chance.random() < 0.5)
         start = chance.choice([0, 2**62, hostile_number(chance)])
@@ -349,8 +352,8 @@ def try_index(chance: random.Random, content: bytes) -> None:
     finally:
         indexer.detach()
         times = hostile_number(chance), hostile_number(chance)
-        _kernel.index_is_whole(memory, slots, entries)
-        _kernel.index_chain(
+        store.index_is_whole(memory, slots, entries)
+        store.index_chain(
             memory, slots, entries, chance.randrange(1 << 31), *times, chance.choice([1, 64]),
             chance.choice([-1, 1, entries]), chance.random() < 0.5,
         )  # fmt: skip
@@ -358,12 +361,12 @@ def try_index(chance: random.Random, content: bytes) -> None:
 
 def try_put_records(chance: random.Random, content: bytes) -> None:
     """Records out of columns: real ones, with buffers that lie."""
-    columns = _kernel.Columns(_kernel.COLUMN_NAMES + _kernel.ARCHIVE_NAMES, "b", check_crc=False)
+    columns = Columns(COLUMN_NAMES + ARCHIVE_NAMES, "b", check_crc=False)
     columns.scan(content, 0, 0, len(content))
     rows, taken = columns.take()
-    by_name = dict(zip(_kernel.COLUMN_NAMES + _kernel.ARCHIVE_NAMES, taken, strict=True))
+    by_name = dict(zip(COLUMN_NAMES + ARCHIVE_NAMES, taken, strict=True))
     given = []
-    for name in _kernel.RECORD_FIELDS:
+    for name in RECORD_FIELDS:
         buffers = [bytes(memoryview(buffer).cast("B")) for buffer in by_name[name][1]]
         if chance.random() < 0.1:
             which = chance.randrange(len(buffers))
@@ -371,7 +374,7 @@ def try_put_records(chance: random.Random, content: bytes) -> None:
         valid, offsets, data = buffers if len(buffers) == 3 else (None, None, buffers[0])
         given.append((chance.choice([0] * 20 + [1]), valid, offsets, data))
     start = chance.choice([0, 0, 0, hostile_number(chance)])
-    _kernel.put_records(SEGMENT.put(bytes(4096)), start, rows, given)
+    put_records(SEGMENT.put(bytes(4096)), start, rows, given)
 
 
 def try_copy(chance: random.Random, content: bytes) -> None:
@@ -381,7 +384,7 @@ def try_copy(chance: random.Random, content: bytes) -> None:
     start = chance.choice([0, 0, 2**62, hostile_number(chance)])
     log = LogAppender(bytes(8), 1 << 20)
     log.attach(segment, start, start, chance.choice([-1, start]))
-    copy = _kernel.LogCopy(log, chance.choice([91, 400, 1 << 20]), QueueCursor)
+    copy = store.LogCopy(log, chance.choice([91, 400, 1 << 20]), QueueCursor)
     stream, at = bytearray(), 0
     while at < len(content):
         count = chance.choice([1, 7, 8, 90, 400, len(content)])
@@ -392,9 +395,9 @@ def try_copy(chance: random.Random, content: bytes) -> None:
     hostile = bytes(stream) if chance.random() < 0.7 else mutated(chance, bytes(stream))
     for begin in range(0, len(hostile), piece := chance.choice([1, 11, 100, 1 << 20])):
         copy.feed(CONTENT.put(hostile[begin : begin + piece]))
-        while (why := copy.take()) == _kernel.COPY_ROOM and log.remaining >= log.wanted > 0:
+        while (why := copy.take()) == store.COPY_ROOM and log.remaining >= log.wanted > 0:
             log.reserve_to(log.physical_offset + log.wanted)
-        if why != _kernel.COPY_MORE:
+        if why != store.COPY_MORE:
             break
     end = log.physical_offset - start
     copy.forget()
@@ -408,20 +411,20 @@ def try_copy(chance: random.Random, content: bytes) -> None:
 
 def try_due(chance: random.Random, content: bytes) -> None:
     """Of a delay level, with queues that are known, are none, or come as they are met."""
-    encoder = _kernel.InnerEncoder(size_max=chance.choice([1, 500, 1 << 20]))
+    encoder = store.InnerEncoder(size_max=chance.choice([1, 500, 1 << 20]))
     queues: dict[bytes, int] = {}
     view, at = CONTENT.put(content), chance.choice([0, 0, 1, len(content), -1])
     delay = chance.choice([0, 5, 1 << 40])
     while True:
-        reason, at, _, detail = _kernel.fill_due(
+        reason, at, _, detail = store.fill_due(
             encoder, view, at, queues, delay, 10**12, 7, chance.choice([0, 10**9])
         )
         assert 0 <= at <= len(content)
-        if reason != _kernel.DELAYS_NEW_QUEUE:
+        if reason != store.DELAYS_NEW_QUEUE:
             break
         queues[detail] = chance.choice([len(queues), -1])
     for message in decode(content):
-        _kernel.again_properties(message, b"t", b"WAIT\1false\2", chance.random() < 0.5)
+        store.again_properties(message, b"t", b"WAIT\1false\2", chance.random() < 0.5)
 
 
 BY_CONTENT = (
@@ -432,7 +435,7 @@ BY_CONTENT = (
 
 def try_dispatch(chance: random.Random, content: memoryview) -> None:
     published = bytearray(64)
-    kernel = _kernel.Dispatcher(array("q", [1_000, 5_000]))
+    kernel = store.Dispatcher(array("q", [1_000, 5_000]))
     kernel.add_queue("t", 0, chance.choice([0, 3]), published, 0)
     units = UNITS.put(bytes(20 * 8))
     kernel.attach(0, units, 0, 8)
@@ -443,12 +446,12 @@ def try_dispatch(chance: random.Random, content: memoryview) -> None:
 def try_half(chance: random.Random, view: memoryview) -> None:
     end = chance.choice([len(view), len(view) + 1, 1 << 62, hostile_number(chance)])
     at = chance.choice([0, 0, 1, len(view), hostile_number(chance)])
-    ends = _kernel.HalfEnds("g", [""], [True], [1], ["t"], [0], [chance.choice([0, 1])], [at])
+    ends = store.HalfEnds("g", [""], [True], [1], ["t"], [0], [chance.choice([0, 1])], [at])
     start = chance.choice([0, 0, 1, at, hostile_number(chance)])
     if ends.pick(view, start, end, bytearray(2), 0, 1 << 20):
         outcomes = bytearray()
         ends.note(outcomes, chance.choice([0, 1, 1 << 62]), 1 << 10, (1, 2))
-    _kernel.delayed_code(view, array("q", [1] * chance.randrange(3)))
+    codec.delayed_code(view, array("q", [1] * chance.randrange(3)))
 
 
 def main(seed: int, count: int, note: Path) -> None:
@@ -462,7 +465,7 @@ def main(seed: int, count: int, note: Path) -> None:
         try:
             match kind:
                 case 0:
-                    with contextlib.suppress(_kernel.RecordDamaged):
+                    with contextlib.suppress(codec.RecordDamaged):
                         try_half(random.Random(number), view)
                     try_decode(chance, view)
                 case 1:

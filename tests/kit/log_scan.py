@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from cometmq.shm.kernel._kernel import Message, decode
+from cometmq.shm.kernel.codec import Message, decode
 from cometmq.shm.kernel.layout import MAGIC_BLANK
 from cometmq.shm.reading.store_reader import StoreReader
 

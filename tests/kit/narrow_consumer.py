@@ -22,7 +22,7 @@ WAIT_S = patient(300)
 
 def consume(name_server: str, transport: str, count: str, *topics: str) -> None:
     from cometmq import Consumer
-    from cometmq.shm.kernel._kernel import file_maps
+    from cometmq.shm.kernel.codec import file_maps
 
     came = 0
     queues = set()

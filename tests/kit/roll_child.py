@@ -22,7 +22,8 @@ from typing import Any
 from patience import patient
 
 from cometmq import Broker
-from cometmq.shm.kernel._kernel import COUNTER_BYTES, OwnedCell, QueueCursor, file_maps
+from cometmq.shm.kernel.codec import file_maps
+from cometmq.shm.kernel.live import COUNTER_BYTES, OwnedCell, QueueCursor
 from cometmq.shm.log.commit_log import CommitLog
 
 THREADS = 6

@@ -1,5 +1,7 @@
 """Runs with a kernel that was built with the sanitizers in place of the installed one. No tests.
 
+KERNEL is the folder of its extensions.
+
 sanitized_child.py KERNEL fuzz SEED COUNT NOTE
 sanitized_child.py KERNEL pytest ARGUMENT ...
 sanitized_child.py KERNEL overflow      writes too far, to see that it is noticed
@@ -8,24 +10,17 @@ sanitized_child.py KERNEL overflow      writes too far, to see that it is notice
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import sys
 from pathlib import Path
 
 import cometmq.shm.kernel
 
-NAME = "cometmq.shm.kernel._kernel"
 
-
-def use_kernel(path: str) -> None:
-    assert NAME not in sys.modules, "the installed kernel is there already"
-    spec = importlib.util.spec_from_file_location(NAME, path)
-    assert spec is not None
-    assert spec.loader is not None
-    kernel = importlib.util.module_from_spec(spec)
-    sys.modules[NAME] = kernel
-    spec.loader.exec_module(kernel)
-    cometmq.shm.kernel._kernel = kernel
+def use_kernel(folder: str) -> None:
+    """Have the extensions of that folder imported."""
+    name = cometmq.shm.kernel.__name__
+    assert not any(each.startswith(f"{name}.") for each in sys.modules), "there is one already"
+    cometmq.shm.kernel.__path__.insert(0, folder)
 
 
 if __name__ == "__main__":

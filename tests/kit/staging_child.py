@@ -31,8 +31,9 @@ from cometmq.protocol.commands import (
 from cometmq.protocol.derived import DERIVED_TOPIC, read_mark
 from cometmq.protocol.errors import MessageNotFound, ServiceNotAvailable
 from cometmq.protocol.names import HIDDEN_TOPICS
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import Message, QueueCursor
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.codec import Message
+from cometmq.shm.kernel.live import QueueCursor
 from cometmq.shm.log.commit_log import CommitLog
 from cometmq.shm.log.recovery import LogEnd, zero_behind
 from cometmq.shm.log.torn import without_torn_write
@@ -125,8 +126,8 @@ class Writer:
             if stop > start:
                 path = self.store / COMMITLOG_DIR / segment_name(start)
                 with map_segment(path, SEGMENT, writable=False) as memory:
-                    reached = _kernel.scan(memory, start, start, stop, True)[0]
-                    found += _kernel.decode(bytes(memory[: reached - start]))
+                    reached = codec.scan(memory, start, start, stop, True)[0]
+                    found += codec.decode(bytes(memory[: reached - start]))
         return found
 
     # --- as Staging wants it ---

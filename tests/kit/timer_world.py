@@ -21,16 +21,10 @@ from cometmq.actors.tables.timers import WINDOW_MS, Recalls, TimersState
 from cometmq.protocol.errors import MessageTooLarge
 from cometmq.protocol.names import TIMER_TOPIC
 from cometmq.protocol.uptime import Uptime
-from cometmq.shm.kernel._kernel import (
-    InnerBatch,
-    LogAppender,
-    LogView,
-    Message,
-    QueueCursor,
-    TimerWheel,
-    decode,
-)
+from cometmq.shm.kernel.codec import LogView, Message, decode
 from cometmq.shm.kernel.layout import PROPERTIES_MAX_BYTES, TIMER_SLOT, TIMER_WHEEL_SLOTS
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import InnerBatch, LogAppender, TimerWheel
 
 CLOCK: Final = 0x0123ABCD
 HOST: Final = bytes(8)

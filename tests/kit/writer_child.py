@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 
 from cometmq import Broker
-from cometmq.shm.kernel._kernel import Appender
+from cometmq.shm.kernel.store import Appender
 
 THREADS = 3
 SHARED = THREADS  # the queue that all append to

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cometmq.protocol import compression
 from cometmq.protocol.compression import BODY_BYTES_MAX, CODECS, compressor, unfold
 from cometmq.protocol.errors import ArgumentIllegal, BodyIllegal, CodecMissing
-from cometmq.shm.kernel._kernel import decompress
+from cometmq.shm.kernel.codec import decompress
 
 NAMES = tuple(CODECS)
 LINES = b"".join(b"line %d of some length\n" % number for number in range(3_000))

@@ -14,8 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_scan import scan_log
 
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import COLUMN_NAMES, Columns, QueueSpans, decode
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.codec import decode
+from cometmq.shm.kernel.columns import (
+    COLUMN_NAMES,
+    COLUMNS_DAMAGED,
+    COLUMNS_DONE,
+    COLUMNS_FULL,
+    Columns,
+    QueueSpans,
+)
 from cometmq.shm.reading import column_reader
 from cometmq.shm.reading.column_reader import ColumnReader, log_end
 from cometmq.shm.reading.positions import file_sizes
@@ -109,9 +117,9 @@ def scan_all(log: bytes, columns: Columns) -> list[dict[str, Any]]:
     at = 0
     while True:
         reason, at = columns.scan(log, 0, at, len(log))
-        if reason == _kernel.COLUMNS_DONE:
+        if reason == COLUMNS_DONE:
             return found + rows_of(columns)
-        assert reason == _kernel.COLUMNS_FULL
+        assert reason == COLUMNS_FULL
         found += rows_of(columns)
 
 
@@ -124,7 +132,7 @@ def test_golden_stores(name: str, tmp_path: Path) -> None:
     found: list[dict[str, Any]] = []
     while at < end:
         reason, at = reader.scan_columns(columns, at, end)
-        assert reason in (_kernel.COLUMNS_FULL, _kernel.COLUMNS_DONE)
+        assert reason in (COLUMNS_FULL, COLUMNS_DONE)
         found += rows_of(columns)
     wanted = [expected(message.record) for message in scan_log(reader)]
     assert [row | {"properties": dict(row["properties"])} for row in found] == wanted
@@ -212,17 +220,17 @@ def test_rubbish_is_damage(data: st.DataObject) -> None:
     columns = Columns(COLUMN_NAMES, "b")
     reason, reached = columns.scan(bytes(raw), 0, 0, len(raw))
     assert 0 <= reached <= len(raw)
-    if reason == _kernel.COLUMNS_DAMAGED:
-        assert columns.damage[0] in _kernel.REASONS
+    if reason == COLUMNS_DAMAGED:
+        assert columns.damage[0] in codec.REASONS
         assert columns.damage[2] == reached
     rows_of(columns)
     index = position = 0
     while position < len(raw):
         try:
             why, position, index = columns.decode_run(bytes(raw), position, b"t", 0, index, 3)
-        except _kernel.RecordDamaged:
+        except codec.RecordDamaged:
             break
-        if why in (_kernel.COLUMNS_DONE, _kernel.COLUMNS_DAMAGED):
+        if why in (COLUMNS_DONE, COLUMNS_DAMAGED):
             break
         index += 1
     rows_of(columns)
@@ -232,10 +240,10 @@ def test_a_body_that_cannot_be_unfolded_is_damage() -> None:
     """The flags say ZLIB, the body is none: one of the reasons, and what the codec says of it."""
     log = record(b"body", queue_offset=7, sys_flag=1)
     columns = Columns(("body",), "b")
-    assert columns.scan(log, 0, 0, len(log)) == (_kernel.COLUMNS_DAMAGED, 0)
+    assert columns.scan(log, 0, 0, len(log)) == (COLUMNS_DAMAGED, 0)
     reason, queue_offset, physical_offset, *crcs, details = columns.damage
     assert reason == "its body cannot be unfolded"
-    assert reason in _kernel.REASONS
+    assert reason in codec.REASONS
     assert (queue_offset, physical_offset, crcs) == (7, 0, [-1, -1])
     assert "ZLIB" in details
 
@@ -243,11 +251,11 @@ def test_a_body_that_cannot_be_unfolded_is_damage() -> None:
 def test_damage_says_both_crcs() -> None:
     log = record(b"body", queue_offset=7, crc=17)
     columns = Columns(("body",), "b")
-    assert columns.scan(log, 0, 0, len(log)) == (_kernel.COLUMNS_DAMAGED, 0)
+    assert columns.scan(log, 0, 0, len(log)) == (COLUMNS_DAMAGED, 0)
     crc = zlib.crc32(b"body") & 0x7FFFFFFF
     assert columns.damage == ("wrong body CRC", 7, 0, 17, crc, "")
     nulled = Columns(("body", "queue_offset"), "b", null_body=True)
-    assert nulled.scan(log, 0, 0, len(log))[0] == _kernel.COLUMNS_DONE
+    assert nulled.scan(log, 0, 0, len(log))[0] == COLUMNS_DONE
     assert rows_of(nulled, ("body", "queue_offset")) == [{"body": None, "queue_offset": 7}]
     assert nulled.nulled == 1
 
@@ -311,22 +319,22 @@ def units(*entries: tuple[int, int]) -> bytes:
 def test_parts_of_a_queue() -> None:
     sizes = [100, 100, 100, 500, 100, 0x7FFFFFFF, 100]
     raw = units(*[(0, size) for size in sizes])
-    assert _kernel.unit_marks(raw, 0, 0, 7, 200, 99, 0, 0, 10) == ([2, 3, 4], 7, 1000, 200, 3)
-    assert _kernel.unit_marks(raw, 0, 0, 7, 10_000, 3, 0, 0, 10)[0] == [3, 6]
-    assert _kernel.unit_marks(raw, 0, 0, 7, 200, 99, 0, 0, 1)[:3] == ([2], 3, 300)
-    assert _kernel.unit_marks(raw, 0, 1, 7, 200, 99, 150, 1, 10)[0] == [1, 3, 4]
+    assert codec.unit_marks(raw, 0, 0, 7, 200, 99, 0, 0, 10) == ([2, 3, 4], 7, 1000, 200, 3)
+    assert codec.unit_marks(raw, 0, 0, 7, 10_000, 3, 0, 0, 10)[0] == [3, 6]
+    assert codec.unit_marks(raw, 0, 0, 7, 200, 99, 0, 0, 1)[:3] == ([2], 3, 300)
+    assert codec.unit_marks(raw, 0, 1, 7, 200, 99, 150, 1, 10)[0] == [1, 3, 4]
     with pytest.raises(ValueError, match="not in the segment"):
-        _kernel.unit_marks(raw, 0, 0, 8, 200, 99, 0, 0, 10)
+        codec.unit_marks(raw, 0, 0, 8, 200, 99, 0, 0, 10)
 
 
 def test_what_lies_below() -> None:
     raw = units((0, 100), (100, 50), (150, 10), (0, 0x7FFFFFFF))
-    assert _kernel.units_below(raw, 0, 4, 1000) == 3  # a filler at the end says nothing
-    assert _kernel.units_below(raw, 0, 3, 160) == 3
-    assert _kernel.units_below(raw, 0, 3, 159) == 2
-    assert _kernel.units_below(raw, 0, 3, 0) == 0
+    assert codec.units_below(raw, 0, 4, 1000) == 3  # a filler at the end says nothing
+    assert codec.units_below(raw, 0, 3, 160) == 3
+    assert codec.units_below(raw, 0, 3, 159) == 2
+    assert codec.units_below(raw, 0, 3, 0) == 0
     with pytest.raises(ValueError, match="not in the segment"):
-        _kernel.units_below(raw, 0, 5, 0)
+        codec.units_below(raw, 0, 5, 0)
 
 
 def test_a_reader_looks_at_the_files_of_a_store_once(

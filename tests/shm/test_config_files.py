@@ -33,7 +33,7 @@ from cometmq.protocol.configs import (
     TopicConfig,
     TopicFilterType,
 )
-from cometmq.shm.kernel._kernel import integer_pairs
+from cometmq.shm.kernel.codec import integer_pairs
 from cometmq.shm.os import durable as durable_files
 from cometmq.shm.state import config_files, fastjson
 from cometmq.shm.state.config_files import ConfigFile

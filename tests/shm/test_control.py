@@ -10,7 +10,7 @@ import pytest
 from patience import patient
 
 from cometmq.protocol.errors import StoreError
-from cometmq.shm.kernel._kernel import InvariantBroken, wait_until
+from cometmq.shm.kernel.live import InvariantBroken, wait_until
 from cometmq.shm.live.control import BOUNDS, CONTROL_FILE, ControlFile, Counter, Doorbell
 from cometmq.shm.live.queue_table import QUEUES_FILE, QueueRange, QueueTable
 

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 import pytest
 import reference
 
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import (
+from cometmq.shm.kernel import codec, live, store
+from cometmq.shm.kernel.live import OwnedCell, QueueCursor
+from cometmq.shm.kernel.store import (
     COPY_CLOSED,
     COPY_FRAME,
     COPY_GAP,
@@ -24,8 +25,6 @@ from cometmq.shm.kernel._kernel import (
     COPY_ROOM,
     LogAppender,
     LogCopy,
-    OwnedCell,
-    QueueCursor,
     unset_bytes,
 )
 
@@ -149,11 +148,11 @@ def test_one_frame_for_each_segment() -> None:
     assert copying.log.last_store_timestamp == 7
 
 
-def reference_records(log: bytes) -> list[_kernel.Message]:
+def reference_records(log: bytes) -> list[codec.Message]:
     found = []
     for start in range(0, len(log), SEGMENT_BYTES):
-        end = _kernel.scan(log, 0, start, start + SEGMENT_BYTES)[0]
-        found += _kernel.decode(log[start:end])
+        end = codec.scan(log, 0, start, start + SEGMENT_BYTES)[0]
+        found += codec.decode(log[start:end])
     return found
 
 
@@ -216,7 +215,7 @@ def test_a_frame_that_is_not_at_the_end(wrong: int) -> None:
     copying.assert_clean()
 
 
-@pytest.mark.parametrize("size", [-1, -(2**31), 2**31 - 1, _kernel.COPY_FRAME_MAX + 1])
+@pytest.mark.parametrize("size", [-1, -(2**31), 2**31 - 1, store.COPY_FRAME_MAX + 1])
 def test_a_frame_of_an_impossible_size(size: int) -> None:
     copying = Copying()
     assert copying.feed(FRAME.pack(0, size) + LOG[:500]) == COPY_FRAME
@@ -317,14 +316,13 @@ class Sleeping(Copying):
 
     def __init__(self) -> None:
         super().__init__()
-        memory = mmap.mmap(-1, 4 * _kernel.COUNTER_BYTES)
+        memory = mmap.mmap(-1, 4 * live.COUNTER_BYTES)
         self.doorbell = os.eventfd(0, os.EFD_NONBLOCK)
         self.wrote, *more = (
-            OwnedCell(memory, number * _kernel.COUNTER_BYTES, [self.doorbell])
-            for number in range(4)
+            OwnedCell(memory, number * live.COUNTER_BYTES, [self.doorbell]) for number in range(4)
         )
         self.log.publishes(self.wrote, more[0], more[1], more[2], 1 << 20, lambda: None)
-        self.asleep = _kernel.SleepCell(memory, 0, 0)
+        self.asleep = live.SleepCell(memory, 0, 0)
         self.here, self.there = socket.socketpair()
         self.other = os.eventfd(0, os.EFD_NONBLOCK)
 
@@ -430,7 +428,7 @@ def test_only_who_publishes_can_follow() -> None:
 
 def test_memory_has_a_bound() -> None:
     copying = Copying()
-    room = _kernel.COPY_STREAM_BYTES
+    room = store.COPY_STREAM_BYTES
     assert copying.copy.feed(bytes(room + 5)) == room
     assert copying.copy.feed(b"x") == 0
     here, there = socket.socketpair()

@@ -11,17 +11,15 @@ import reference
 from cometmq.actors.tables.delays import Now, destination
 from cometmq.protocol.errors import CometError
 from cometmq.protocol.uptime import AHEAD_MS, Uptime, uptime_of
-from cometmq.shm.kernel._kernel import (
+from cometmq.shm.kernel.codec import Message, RecordDamaged, decode
+from cometmq.shm.kernel.store import (
     DELAYS_AHEAD,
     DELAYS_DONE,
     DELAYS_EARLY,
     DELAYS_NEW_QUEUE,
     DELAYS_ODD,
     InnerEncoder,
-    Message,
-    RecordDamaged,
     again_properties,
-    decode,
     fill_due,
 )
 

@@ -13,15 +13,9 @@ from cometmq.actors.tables.transactions import END_LETTERS, OP_HEAD, Halves, Out
 from cometmq.actors.writer.half_writes import HalfWrite, Named, half_of
 from cometmq.protocol.derived import DERIVED_TOPIC
 from cometmq.protocol.names import HALF_TOPIC, OP_TOPIC
-from cometmq.shm.kernel._kernel import (
-    EndsBatch,
-    HalfEnds,
-    InnerBatch,
-    LogAppender,
-    QueueCursor,
-    RecordTooLarge,
-    decode,
-)
+from cometmq.shm.kernel.codec import RecordTooLarge, decode
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import EndsBatch, HalfEnds, InnerBatch, LogAppender
 
 SEED = 20_261_126
 HOST = bytes([10, 0, 0, 2, 0, 0, 42, 159])

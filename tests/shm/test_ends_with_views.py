@@ -12,7 +12,7 @@ import pytest
 
 from cometmq.shm.derived.index_file import IndexFiles, IndexReader, IndexShape
 from cometmq.shm.derived.timer_files import TimerFiles
-from cometmq.shm.kernel._kernel import FileMap
+from cometmq.shm.kernel.codec import FileMap
 from cometmq.shm.log.references import LogMaps, create_references
 from cometmq.shm.os.files import COMMITLOG_DIR, STAGING_DIR, create_segment
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cometmq.protocol.filters import compile_filter
 from cometmq.protocol.filters.program import WORD, Op
-from cometmq.shm.kernel._kernel import Filter
+from cometmq.shm.kernel.codec import Filter
 
 Tree = tuple[Any, ...]
 SHOWN: Final = {"true": True, "false": False, "null": None, "failed": "failed"}

@@ -17,7 +17,7 @@ from family import SMALL, RunningBroker, Sent
 from interop import rocketmq
 from interop.rocketmq import append_messages
 
-from cometmq.shm.kernel._kernel import QueueCursor
+from cometmq.shm.kernel.live import QueueCursor
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
 from cometmq.shm.live.queue_table import QUEUES_BEFORE_FILE, QUEUES_FILE
 from cometmq.shm.log.commit_log import CommitLog

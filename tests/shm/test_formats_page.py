@@ -39,9 +39,10 @@ from cometmq.protocol.ledger import (
 )
 from cometmq.protocol.takes import Take
 from cometmq.shm.derived.index_recovery import IndexedMark
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import Bell, OwnedCell, Sleeper
+from cometmq.shm.kernel import codec, live
 from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT
+from cometmq.shm.kernel.live import Bell, OwnedCell, Sleeper
+from cometmq.shm.kernel.store import LogAppender
 from cometmq.shm.live.control import SLEEPERS_FILE, ControlFile, Counter
 from cometmq.shm.live.queue_table import ENDS_AT, QueueRange, QueueTable
 from cometmq.shm.os.files import Checkpoint
@@ -59,9 +60,9 @@ PROPERTIES = b"TAGS\x01paid\x02"
 def appended(body: bytes = b"hello") -> bytes:
     """A record of the topic `orders`, queue 3, the first of its log."""
     memory = memoryview(bytearray(4096))
-    appender = _kernel.LogAppender(bytes([10, 0, 0, 2, 0, 0, 42, 159]), 4 << 20, False)
+    appender = LogAppender(bytes([10, 0, 0, 2, 0, 0, 42, 159]), 4 << 20, False)
     appender.attach(memory, 0, 0)
-    cursor = _kernel.QueueCursor("orders", 3, 7)
+    cursor = live.QueueCursor("orders", 3, 7)
     born_host = bytes([10, 0, 0, 1, 0, 0, 18, 52])
     appender.append(cursor, body, PROPERTIES, 0, 0, STORED_MS - 5, born_host, STORED_MS)
     return bytes(memory[: appender.physical_offset])
@@ -72,7 +73,7 @@ def record(_store: Path) -> bytes:
 
 
 def entry(_store: Path) -> bytes:
-    tags_code = _kernel.java_hash("paid")
+    tags_code = codec.java_hash("paid")
     size = len(appended())
     return CONSUME_QUEUE_UNIT.pack(physical_offset=0, size=size, tags_code=tags_code)
 
@@ -87,8 +88,8 @@ def control(store: Path) -> bytes:
     made = ControlFile.create(path, {"version": "0.1.0", "pid": 4711})
     made.own(Counter.WROTE).advance(len(appended()))
     content = path.read_bytes()
-    cell = 4096 + Counter.WROTE * _kernel.COUNTER_BYTES
-    return content[:128] + content[cell : cell + _kernel.COUNTER_BYTES]
+    cell = 4096 + Counter.WROTE * live.COUNTER_BYTES
+    return content[:128] + content[cell : cell + live.COUNTER_BYTES]
 
 
 def queues(_store: Path) -> bytes:
@@ -100,8 +101,8 @@ def queues(_store: Path) -> bytes:
 
 def ends(_store: Path) -> bytes:
     table, _ = QueueTable.private()
-    cells = [OwnedCell(mmap.mmap(-1, _kernel.COUNTER_BYTES), 0) for _ in range(_kernel.STRIPES)]
-    table.tell(cells, -1).place(_kernel.QueueCursor("orders", 3, 8), 0)
+    cells = [OwnedCell(mmap.mmap(-1, live.COUNTER_BYTES), 0) for _ in range(live.STRIPES)]
+    table.tell(cells, -1).place(live.QueueCursor("orders", 3, 8), 0)
     return table.memory[ENDS_AT : ENDS_AT + 32]
 
 
@@ -178,7 +179,7 @@ def indexed(store: Path) -> bytes:
 
 def stage(store: Path) -> bytes:
     opened = OpenStage(store / "0.task-1.open")
-    batch = _kernel.BatchEncoder(unique_keys=False)
+    batch = codec.BatchEncoder(unique_keys=False)
     batch.add(b"hello", "paid")
     head = StagedHead("orders", 3, 1, 0, STORED_MS, bytes(8))
     opened.append(head, memoryview(batch.take()))

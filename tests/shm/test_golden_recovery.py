@@ -15,7 +15,7 @@ import golden
 import pytest
 from family import RunningBroker
 
-from cometmq.shm.kernel._kernel import decode
+from cometmq.shm.kernel.codec import decode
 from cometmq.shm.os.files import segment_name
 from cometmq.shm.reading.store_reader import ReadLimits, StoreReader
 from cometmq.shm.tools.repair import StoreRecovered, recover_store

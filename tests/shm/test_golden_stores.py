@@ -15,7 +15,8 @@ import pytest
 import reference
 from log_scan import scan_log
 
-from cometmq.shm.kernel._kernel import Message, QueueCursor, decode
+from cometmq.shm.kernel.codec import Message, decode
+from cometmq.shm.kernel.live import QueueCursor
 from cometmq.shm.log.commit_log import CommitLog
 from cometmq.shm.reading.store_reader import GetStatus, StoreReader
 

@@ -26,8 +26,8 @@ from cometmq.shm.derived.index_file import (
     read_header,
 )
 from cometmq.shm.derived.index_recovery import LogScan, recover_index
-from cometmq.shm.kernel import _kernel
 from cometmq.shm.kernel.layout import INDEX_ENTRY, INDEX_HEADER
+from cometmq.shm.kernel.store import INDEX_BAD, INDEX_BLANK, index_hash, index_is_whole
 from cometmq.shm.log.recovery import recover_log
 from cometmq.shm.os.files import map_segment
 
@@ -61,9 +61,9 @@ def build(
         with map_segment(path, segment_bytes, writable=False) as memory:
             end = min(log_end, start + segment_bytes)
             at, reason = files.index(memory, start, at, end, step)
-        if reason == _kernel.INDEX_BLANK:
+        if reason == INDEX_BLANK:
             at = start + segment_bytes
-        assert reason != _kernel.INDEX_BAD
+        assert reason != INDEX_BAD
     files.close()
 
 
@@ -100,7 +100,7 @@ def test_golden_headers(name: str, tmp_path: Path) -> None:
         assert read_header(path) == tuple(list(file.values())[1:])
         with map_segment(path, shape_of(meta).file_bytes, writable=False) as memory:
             slots, count = shape_of(meta).slots, shape_of(meta).entries
-            assert _kernel.index_is_whole(memory, slots, count)
+            assert index_is_whole(memory, slots, count)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_built_by_us_from_the_golden_logs(name: str, step: int, tmp_path: Path) 
 def test_the_hash_that_has_no_absolute() -> None:
     topic, key = find_min_hash()
     assert reference.java_hash(f"{topic}#{key}") == -(2**31)
-    assert _kernel.index_hash(topic, key) == 0
-    assert _kernel.index_hash("TopicA", "U1") == 1903241331
-    assert _kernel.index_hash("TopicA", "k1") == 1903240649
+    assert index_hash(topic, key) == 0
+    assert index_hash("TopicA", "U1") == 1903241331
+    assert index_hash("TopicA", "k1") == 1903240649
 
 
 def find_min_hash() -> tuple[str, str]:
@@ -174,7 +174,7 @@ class Model:
             self.files[-1].append((key_hash, physical_offset, stored_ms))
 
     def newest(self, topic: str, key: str) -> list[int]:
-        wanted = _kernel.index_hash(topic, key)
+        wanted = index_hash(topic, key)
         return [at for file in reversed(self.files) for h, at, _ in reversed(file) if h == wanted]
 
 
@@ -268,7 +268,7 @@ def assert_like_model(store: Path, shape: IndexShape, model: Model) -> None:
         assert (header.begin_physical_offset, header.end_physical_offset) == (put[0][1], put[-1][1])
         assert (header.begin_timestamp, header.end_timestamp) == (put[0][2], put[-1][2])
         with map_segment(path, shape.file_bytes, writable=False) as memory:
-            assert _kernel.index_is_whole(memory, shape.slots, shape.entries)
+            assert index_is_whole(memory, shape.slots, shape.entries)
     assert not reader.damaged
     reader.close()
 
@@ -487,7 +487,7 @@ def test_a_chain_that_leads_nowhere_ends(value: int, tmp_path: Path) -> None:
     assert len(list(reader.offsets("t", "k"))) == 3
     assert reader.damaged == {name}
     with map_segment(tmp_path / "index" / name, shape.file_bytes, writable=False) as memory:
-        assert not _kernel.index_is_whole(memory, shape.slots, shape.entries)
+        assert not index_is_whole(memory, shape.slots, shape.entries)
     reader.close()
 
 

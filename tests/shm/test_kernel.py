@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from strategies import Message as Wanted
 from strategies import messages, property_text
 
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import BatchEncoder, BatchFull, LogAppender, QueueCursor, decode
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.codec import BatchEncoder, BatchFull, decode
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import LogAppender
 
 HOST = bytes([10, 0, 0, 2, 0, 0, 42, 159])
 
@@ -60,14 +62,14 @@ def test_the_specifications_record_with_its_crc_property() -> None:
 @pytest.mark.parametrize("count", [*range(200), 1000, 4096, 65_537])
 def test_crc_is_zlibs(count: int) -> None:
     content = random.Random(count).randbytes(count)
-    assert _kernel.crc32(content) == zlib.crc32(content)
-    assert _kernel.crc32(content, 0x12345678) == zlib.crc32(content, 0x12345678)
+    assert codec.crc32(content) == zlib.crc32(content)
+    assert codec.crc32(content, 0x12345678) == zlib.crc32(content, 0x12345678)
 
 
 @given(st.text())
 def test_java_hash(text: str) -> None:
     text = text.encode("utf-8", "replace").decode()
-    assert _kernel.java_hash(text) == reference.java_hash(text)
+    assert codec.java_hash(text) == reference.java_hash(text)
 
 
 @pytest.mark.slow
@@ -88,7 +90,7 @@ def test_a_batch_comes_out_as_it_went_in(wanted: Wanted) -> None:
     assert [message.queue_offset for message in found] == [40, 41, 42]
     assert len({message.msg_id for message in found}) == 3
     for index, message in enumerate(found):
-        assert message.msg_id == _kernel.unique_id(batch, index)
+        assert message.msg_id == codec.unique_id(batch, index)
         theirs = reference.decode_record(memory, message.physical_offset)
         assert message.record == theirs.raw
         assert (message.topic, message.queue_id, message.flag) == (
@@ -160,7 +162,7 @@ def test_decode_filters_by_the_tag_itself() -> None:
     records = memory[: appender.physical_offset]
     assert [message.tags for message in decode(records, ["Aa"])] == ["Aa"]
     assert len(decode(records)) == 3
-    assert _kernel.runs(decode(records)) == [("t", 0, 0, 2, 3)]
+    assert codec.runs(decode(records)) == [("t", 0, 0, 2, 3)]
 
 
 def test_a_flipped_bit_in_a_body_is_noticed() -> None:
@@ -169,7 +171,7 @@ def test_a_flipped_bit_in_a_body_is_noticed() -> None:
         damaged[at] ^= 1
         try:
             (message,) = decode(bytes(damaged))
-        except _kernel.RecordDamaged:
+        except codec.RecordDamaged:
             continue
         # Fields outside the body carry no checksum, in RocketMQ's format as in ours.
         assert message.stored_body == b"hello"
@@ -177,4 +179,4 @@ def test_a_flipped_bit_in_a_body_is_noticed() -> None:
 
 def test_messages_are_not_the_collectors() -> None:
     """There may be a million; and a buffer that somebody looks into cannot be cleared."""
-    assert not _kernel.Message.__flags__ & 1 << 14  # Py_TPFLAGS_HAVE_GC
+    assert not codec.Message.__flags__ & 1 << 14  # Py_TPFLAGS_HAVE_GC

@@ -11,7 +11,7 @@ import pytest
 from family import Load, RunningBroker, Sent
 
 from cometmq.protocol.errors import StoreLocked
-from cometmq.shm.kernel._kernel import OwnedCell, QueueCursor
+from cometmq.shm.kernel.live import OwnedCell, QueueCursor
 from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
 from cometmq.shm.log.commit_log import CommitLog
 from cometmq.shm.log.last_run import LastRun, life_of

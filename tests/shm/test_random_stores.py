@@ -14,7 +14,8 @@ import strategies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cometmq.shm.kernel._kernel import Message, QueueCursor, decode
+from cometmq.shm.kernel.codec import Message, decode
+from cometmq.shm.kernel.live import QueueCursor
 from cometmq.shm.log.commit_log import CommitLog
 from cometmq.shm.log.recovery import find_end
 

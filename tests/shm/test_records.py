@@ -1,4 +1,4 @@
-"""The rules of shm/kernel/records.pxi, where people meet them.
+"""The rules of shm/kernel/records.pxd, where people meet them.
 
 A queue's entry that points at something else never serves another message, and the names that a
 record may have are those that a client may use.
@@ -22,8 +22,9 @@ from cometmq import Consumer, Message
 from cometmq.protocol.errors import MessageIllegal, NameIllegal
 from cometmq.protocol.names import UNKEPT_PROPERTIES, check_topic
 from cometmq.shm.derived.consume_queue import UNIT, queue_folder
-from cometmq.shm.kernel import _kernel
-from cometmq.shm.kernel._kernel import QueueCursor
+from cometmq.shm.kernel import codec
+from cometmq.shm.kernel.columns import COLUMNS_DONE, Columns
+from cometmq.shm.kernel.live import QueueCursor
 from cometmq.shm.live.control import Counter
 from cometmq.shm.log.commit_log import CommitLog
 from cometmq.shm.os.files import segment_name
@@ -79,7 +80,7 @@ def by_pull(store: Path) -> dict[int, bytes]:
     found, offset = {}, 0
     while offset < COUNT:
         result = reader.get_message("t", 0, offset)
-        for message in _kernel.decode(result.payload or b""):
+        for message in codec.decode(result.payload or b""):
             found[message.queue_offset] = message.body
         assert result.next_queue_offset > offset
         offset = result.next_queue_offset
@@ -107,11 +108,11 @@ def by_mapping(store: Path) -> dict[int, bytes]:
 def by_columns(store: Path) -> dict[int, bytes]:
     """As a task of Spark has it."""
     reader = ColumnReader.at(store, Known(store))
-    columns = _kernel.Columns(("queue_offset", "body"), "b")
+    columns = Columns(("queue_offset", "body"), "b")
     at = 0
     while at < COUNT:
         reason, at = reader.gather_columns(columns, "t", 0, at, COUNT)
-        if reason != _kernel.COLUMNS_DONE:
+        if reason != COLUMNS_DONE:
             at += 1
     rows, ((_, (offsets,)), (_, (_, places, data))) = columns.take()
     numbers = memoryview(offsets).cast("B").cast("q")
@@ -169,7 +170,7 @@ def test_an_entry_never_holds_for_a_transaction_that_is_none_yet(
         file.write(reference.encode_entry(0, 256, 97))
     reader = StoreReader.open_closed(tmp_path)
     found = reader.get_message("t", 0, 0)
-    assert [m.queue_offset for m in _kernel.decode(found.payload or b"")] == [1]
+    assert [m.queue_offset for m in codec.decode(found.payload or b"")] == [1]
     reader.close()
 
 
@@ -195,7 +196,7 @@ def test_a_light_queue_holds_messages_of_other_topics(tmp_path: Path) -> None:
     reader = StoreReader.open_closed(tmp_path, ReadLimits(skip_removed=False), real_minimum=True)
     for name, first, count in (("%LMQ%a", 0, 3), ("%LMQ%b", 7, 3), ("%LMQ%c", 0, 0)):
         found = reader.get_message(name, 0, first)
-        bodies = [message.body for message in _kernel.decode(found.payload or b"")]
+        bodies = [message.body for message in codec.decode(found.payload or b"")]
         assert bodies == [b"0", b"1", b"2"][:count], name
     reader.close()
 
@@ -257,9 +258,9 @@ def test_the_kernel_has_the_clients_rule_of_topics(seed: int) -> None:
             legal = True
         except NameIllegal:
             legal = False
-        assert _kernel.is_queue_name(name, 0) == legal, name
-    assert not _kernel.is_queue_name("a", -1)
-    assert not _kernel.is_queue_name("a", 1 << 31)
+        assert codec.is_queue_name(name, 0) == legal, name
+    assert not codec.is_queue_name("a", -1)
+    assert not codec.is_queue_name("a", 1 << 31)
 
 
 @pytest.mark.parametrize("name", sorted(UNKEPT_PROPERTIES))

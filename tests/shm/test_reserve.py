@@ -19,8 +19,9 @@ from cometmq.actors.maintenance.reserve import LEAST_BYTES, QUIET_S, Demand
 from cometmq.protocol.commands import GetStatistics, Statistics
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm import kernel as shm_kernel
-from cometmq.shm.kernel._kernel import LogAppender, QueueCursor
 from cometmq.shm.kernel.layout import BLANK
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import LogAppender
 from cometmq.shm.live.control import Counter
 from cometmq.shm.log.commit_log import CommitLog
 from cometmq.shm.os.files import segment_name
@@ -242,7 +243,7 @@ def test_what_lies_behind_the_hole_is_zeros(tmp_path: Path) -> None:
 def test_every_append_of_the_kernel_asks_for_room() -> None:
     """By `_has_room`, which knows where file space ends; not by the segment's size."""
     folder = Path(shm_kernel.__file__).parent
-    for path in (*folder.glob("*.pxi"), folder / "_kernel.pyx"):
+    for path in folder.glob("*.p[xy][ixd]"):
         for line in path.read_text().splitlines():
             assert "_segment_bytes - self._at:" not in line, (path, line)
             # A copy looks how much of a record its segment could hold; room is asked for before.

@@ -10,7 +10,7 @@ import pytest
 from family import encode_batch
 
 from cometmq.protocol.names import RESERVED_PROPERTIES, UNKEPT_PROPERTIES
-from cometmq.shm.kernel._kernel import ArrowText, RowEncoder, RowIllegal
+from cometmq.shm.kernel.columns import ArrowText, RowEncoder, RowIllegal
 
 
 def text(values: Sequence[bytes]) -> ArrowText:

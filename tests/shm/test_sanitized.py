@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,9 @@ from patience import patient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PYX = ROOT / "shm/kernel/_kernel.pyx"
-SOURCES = (".pyx", ".pxi", ".h")
 FUZZ_INPUTS = 3_000
 FLAGS = (
-    "-O0", "-g1", "-w", "-shared", "-fPIC", "-fno-omit-frame-pointer",
+    "-O0", "-g1", "-w", "-UNDEBUG", "-fno-wrapv", "-fno-omit-frame-pointer",
     "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
     # memcpy of no bytes from NULL, which the next C allows: Arrow's empty columns have no buffer.
     "-fno-sanitize=nonnull-attribute",
@@ -47,30 +44,29 @@ def library(name: str) -> str:
     return found
 
 
-def built_from() -> Path | None:
-    """The C of the build, if none of the sources has changed since."""
-    made = PYX.with_suffix(".c")
-    written = max(path.stat().st_mtime for path in PYX.parent.iterdir() if path.suffix in SOURCES)
-    return made if made.exists() and made.stat().st_mtime > written else None
-
-
-def run_compiler(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMITS_S)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernel as it stands in the sources."""
+    """The folder of the extensions as they stand in the sources."""
     library("libubsan.so")
     folder = tmp_path_factory.mktemp("sanitized")
-    source, made = built_from(), folder / "_kernel.so"
-    if source is None:
-        source = folder / "_kernel.c"
-        run_compiler(sys.executable, "-m", "cython", "-3", str(PYX), "-o", str(source))
-    includes = [f"-I{PYX.parent}", f"-I{sysconfig.get_paths()['include']}"]
-    run_compiler("gcc", *FLAGS, *includes, str(source), "-o", str(made))
-    return made
+    done = subprocess.run(
+        [
+            *(sys.executable, "setup.py", "-q", "build_ext", "--force"),
+            *("--build-lib", str(folder), "--build-temp", str(folder / "made")),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMITS_S,
+        env={
+            **os.environ,
+            "CC": "gcc",
+            "COMETMQ_KERNEL_FLAGS": " ".join(FLAGS),
+            "LDFLAGS": "-fsanitize=address,undefined",
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "cometmq/shm/kernel"
 
 
 def run(kernel: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -92,9 +88,12 @@ def run(kernel: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_sanitizers_are_at_work(kernel: Path) -> None:
     """Sums and reads of the kernel are checked, and a write behind its memory ends the child."""
-    made = kernel.read_bytes()
-    assert b"__ubsan_handle_add_overflow_abort" in made
-    assert b"__asan_report_load8" in made
+    extensions = list(kernel.glob("*.so"))
+    assert len(extensions) == 5
+    for path in extensions:
+        assert b"__asan_report_load8" in path.read_bytes()
+    made = (path.read_bytes() for path in extensions)
+    assert sum(b"__ubsan_handle_add_overflow_abort" in each for each in made) >= 3
     done = run(kernel, "overflow")
     assert done.returncode != 0
     assert "AddressSanitizer: heap-buffer-overflow" in done.stderr

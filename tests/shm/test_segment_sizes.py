@@ -19,7 +19,7 @@ from patience import patient
 
 from cometmq import Broker, Consumer, Message, Producer, errors
 from cometmq.protocol.commands import DeletedSegments, DeleteSegments
-from cometmq.shm.kernel._kernel import COLUMNS_DONE, Columns
+from cometmq.shm.kernel.columns import COLUMNS_DONE, Columns
 from cometmq.shm.live.control import Counter
 from cometmq.shm.os.files import list_segments, segment_name
 from cometmq.shm.reading.column_reader import ColumnReader, log_end

@@ -17,7 +17,7 @@ from family import RunningBroker
 
 from cometmq.cli.store import store as store_command
 from cometmq.shm.derived.consume_queue import UNIT, queue_folder
-from cometmq.shm.kernel import _kernel
+from cometmq.shm.kernel import codec
 from cometmq.shm.live.queue_table import queues_before, write_before
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 from cometmq.shm.reading.column_reader import ClosedPositions, ColumnReader
@@ -57,7 +57,7 @@ def bodies(store: Path, topic: str, queue_id: int) -> dict[int, bytes]:
     reader = StoreReader.open_closed(store, ReadLimits(skip_removed=False))
     found = reader.get_message(topic, queue_id, 0)
     reader.close()
-    return {m.queue_offset: m.body for m in _kernel.decode(found.payload or b"")}
+    return {m.queue_offset: m.body for m in codec.decode(found.payload or b"")}
 
 
 def next_offset(store: Path, topic: str, queue_id: int) -> int:

@@ -14,14 +14,8 @@ import reference
 from cometmq.protocol.errors import ArgumentIllegal
 from cometmq.protocol.names import DELAY_TOPIC, HALF_TOPIC
 from cometmq.protocol.timed import LATEST_MS
-from cometmq.shm.kernel._kernel import (
-    HalfEnds,
-    InnerEncoder,
-    RecordDamaged,
-    delayed_code,
-    java_hash,
-    timing,
-)
+from cometmq.shm.kernel.codec import RecordDamaged, delayed_code, java_hash, timing
+from cometmq.shm.kernel.store import HalfEnds, InnerEncoder
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MS = timedelta(milliseconds=1)

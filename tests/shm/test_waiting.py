@@ -9,16 +9,9 @@ import pytest
 import reference
 
 from cometmq.protocol.names import TIMER_TOPIC
-from cometmq.shm.kernel._kernel import (
-    BatchIllegal,
-    InnerEncoder,
-    LogAppender,
-    QueueCursor,
-    RecordTooLarge,
-    WaitingBatch,
-    decode,
-    element_due_ms,
-)
+from cometmq.shm.kernel.codec import BatchIllegal, RecordTooLarge, decode, element_due_ms
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import InnerEncoder, LogAppender, WaitingBatch
 
 SEED = 20_261_125
 HOST = bytes([10, 0, 0, 2, 0, 0, 42, 159])

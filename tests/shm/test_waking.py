@@ -27,15 +27,8 @@ from cometmq.client.receiving.local_broker import MappedShare
 from cometmq.client.receiving.replicas import Replicas
 from cometmq.protocol.commands import BrokerEndpoints, GetStatistics, Statistics
 from cometmq.protocol.wire.channel import Channel
-from cometmq.shm.kernel._kernel import (
-    STRIPES,
-    Bell,
-    LogAppender,
-    QueueCursor,
-    QueueEnds,
-    Sleeper,
-    WakeWords,
-)
+from cometmq.shm.kernel.live import STRIPES, Bell, QueueCursor, QueueEnds, Sleeper, WakeWords
+from cometmq.shm.kernel.store import LogAppender
 from cometmq.shm.live.control import (
     CONTROL_FILE,
     SLEEPERS_FILE,

@@ -33,7 +33,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from cometmq.protocol.errors import StoreLocked, StoreNotOurs, TopicNotExist
-from cometmq.shm.kernel._kernel import COLUMN_NAMES
+from cometmq.shm.kernel.columns import COLUMN_NAMES
 from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.os.locks import StoreLock
 from cometmq.spark import messages

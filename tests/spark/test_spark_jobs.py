@@ -26,7 +26,8 @@ from cometmq.protocol.commands import GetQueueRange, QueueRange
 from cometmq.protocol.errors import StoreError
 from cometmq.protocol.names import UNKEPT_PROPERTIES
 from cometmq.shm.derived.consume_queue import QueueFiles
-from cometmq.shm.kernel._kernel import ARCHIVE_NAMES, RECORD_FIELDS, Message, put_records
+from cometmq.shm.kernel.codec import Message
+from cometmq.shm.kernel.columns import ARCHIVE_NAMES, RECORD_FIELDS, put_records
 from cometmq.shm.kernel.layout import CONSUME_QUEUE_UNIT
 from cometmq.shm.live.control import Counter
 from cometmq.shm.reading.positions import file_sizes

@@ -25,7 +25,7 @@ from cometmq.client.routes import Routes
 from cometmq.client.sending.staging import SinkLine
 from cometmq.protocol.commands import BrokerEndpoints, BrokerRoute, TopicInfo, TopicRoute
 from cometmq.protocol.errors import TopicNotExist
-from cometmq.shm.kernel._kernel import Message, java_hash
+from cometmq.shm.kernel.codec import Message, java_hash
 from cometmq.spark import register
 from cometmq.spark.encoding import as_table as column_table
 from cometmq.spark.options import OptionError, as_table

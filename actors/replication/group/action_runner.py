@@ -34,7 +34,7 @@ from cometmq.actors.replication.group.state_transfer import StateTransfer
 from cometmq.actors.replication.group.terms import Runs
 from cometmq.actors.replication.peers.peers import Peers
 from cometmq.actors.runtime.event_log import EventLog
-from cometmq.shm.kernel._kernel import crc32
+from cometmq.shm.kernel.codec import crc32
 
 log = logging.getLogger(__name__)
 

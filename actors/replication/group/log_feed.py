@@ -19,8 +19,9 @@ from typing import Final
 from cometmq.actors.replication.slaves.master_connection import REPORT, UNIX
 from cometmq.protocol.errors import StoreDamaged
 from cometmq.protocol.wire.line import abstract, peer_uid
-from cometmq.shm.kernel._kernel import COPY_FRAME_MAX, SleepCell, wait_until
 from cometmq.shm.kernel.layout import HA_FRAME
+from cometmq.shm.kernel.live import SleepCell, wait_until
+from cometmq.shm.kernel.store import COPY_FRAME_MAX
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,7 @@ from typing import Final, NoReturn
 from cometmq.actors.replication.core.frames import Mark
 from cometmq.protocol import derived
 from cometmq.protocol.errors import StoreDamaged
-from cometmq.shm.kernel._kernel import (
-    REASONS,
-    FileMap,
-    crc32,
-    records_before,
-    scan,
-    whole_records,
-)
+from cometmq.shm.kernel.codec import REASONS, FileMap, crc32, records_before, scan, whole_records
 from cometmq.shm.log.references import LogMaps
 from cometmq.shm.os.files import COMMITLOG_DIR, list_segments, segment_name
 from cometmq.shm.state.damage import note_damage

@@ -13,7 +13,7 @@ from typing import Final
 
 from cometmq.actors.replication.core.frames import FRAME_BYTES_MAX
 from cometmq.actors.replication.peers.tls import ConnectionLost, TlsConnection
-from cometmq.shm.kernel._kernel import unset_bytes
+from cometmq.shm.kernel.store import unset_bytes
 
 HEAD: Final = struct.Struct(">II")
 MESSAGES_AT_ONCE: Final = 64

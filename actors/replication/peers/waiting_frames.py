@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from cometmq.actors.replication.core.frames import AnyFrame
 from cometmq.actors.runtime.event_log import EventLog
-from cometmq.shm.kernel._kernel import crc32
+from cometmq.shm.kernel.codec import crc32
 
 # More than a master sends without hearing of what was held.
 BYTES_MAX: Final = 64 << 20

@@ -12,7 +12,7 @@ from cometmq.actors.runtime.family import Family
 from cometmq.actors.tables.book import Book
 from cometmq.protocol.errors import CometError, NotMaster
 from cometmq.protocol.ledger import LEDGER_QUEUE, LEDGER_TOPIC, Change, Place
-from cometmq.shm.kernel._kernel import STRIPES
+from cometmq.shm.kernel.live import STRIPES
 from cometmq.shm.live.control import Counter
 
 

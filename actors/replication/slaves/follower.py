@@ -34,14 +34,14 @@ from cometmq.protocol.errors import (
     ServiceNotAvailable,
     SystemBusy,
 )
-from cometmq.shm.kernel._kernel import (
+from cometmq.shm.kernel.live import QueueCursor
+from cometmq.shm.kernel.store import (
     COPY_FRAME,
     COPY_GAP,
     COPY_MORE,
     COPY_RECORD,
     COPY_ROOM,
     LogCopy,
-    QueueCursor,
     Sleepers,
 )
 from cometmq.shm.live.control import Counter, Doorbell, Phase

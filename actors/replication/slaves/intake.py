@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cometmq.actors.runtime.inbox import SocketInbox
-from cometmq.shm.kernel._kernel import COPY_CLOSED, COPY_MORE, LogCopy
+from cometmq.shm.kernel.store import COPY_CLOSED, COPY_MORE, LogCopy
 
 
 class Intake:

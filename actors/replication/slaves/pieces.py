@@ -13,7 +13,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from cometmq.shm.kernel._kernel import whole_records
+from cometmq.shm.kernel.codec import whole_records
 from cometmq.shm.log.references import LogMaps
 from cometmq.shm.os.files import COMMITLOG_DIR, segment_name
 

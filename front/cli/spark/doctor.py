@@ -38,7 +38,7 @@ def attempt(name):
 names = [each.name for each in pkgutil.iter_modules() if each.name.startswith("pyspark_")]
 packages = {}
 for name in ("pyspark", "pyarrow", "cometmq"):
-    wrong = attempt("cometmq.shm.kernel._kernel" if name == "cometmq" else name)
+    wrong = attempt("cometmq.shm.kernel.columns" if name == "cometmq" else name)
     packages[name] = [wrong, None if wrong else importlib.metadata.version(name)]
 print(json.dumps({"python": platform.python_version(), "packages": packages,
                   "formats": {name: attempt(name) for name in names}}))
