@@ -163,10 +163,12 @@ cdef extern from *:  # rules of protocol/names.py
         "TRAN_MSG",
     };
     static const int unkept_bytes[] = {5, 14, 15, 16, 17, 8};
+    static const unsigned short unkept_begin[] = {0x4445, 0x5449, 0x5449, 0x5449, 0x5449, 0x5452};
     """
     const unsigned char topic_byte[256]
     const char *const unkept_name[6]
     const int unkept_bytes[6]
+    const unsigned short unkept_begin[6]  # the first two bytes
 
 cdef enum:
     UNKEPT_COUNT = 6

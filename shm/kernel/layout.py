@@ -285,6 +285,7 @@ def _name_tables() -> str:
     """Which bytes a topic may have, and which properties no client may set, as C."""
     flags = ["01"[chr(byte) in names.STORED_TOPIC_CHARACTERS] for byte in range(256)]
     unkept = sorted(names.UNKEPT_PROPERTIES)
+    begins = [f"{ord(name[0]) << 8 | ord(name[1]):#x}" for name in unkept]
     return "\n".join(
         [
             "cdef extern from *:  # rules of protocol/names.py",
@@ -296,10 +297,12 @@ def _name_tables() -> str:
             *(f'        "{name}",' for name in unkept),
             "    };",
             f"    static const int unkept_bytes[] = {{{', '.join(str(len(n)) for n in unkept)}}};",
+            f"    static const unsigned short unkept_begin[] = {{{', '.join(begins)}}};",
             '    """',
             "    const unsigned char topic_byte[256]",
             f"    const char *const unkept_name[{len(unkept)}]",
             f"    const int unkept_bytes[{len(unkept)}]",
+            f"    const unsigned short unkept_begin[{len(unkept)}]  # the first two bytes",
             "",
             "cdef enum:",
             f"    UNKEPT_COUNT = {len(unkept)}",

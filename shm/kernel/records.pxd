@@ -259,11 +259,12 @@ cdef inline int find_unkept(const uint8_t *properties, Py_ssize_t count) noexcep
     cdef Py_ssize_t at = 0, size
     cdef const uint8_t *end
     cdef int i
-    while at < count:
+    while at + 2 < count:
         for i in range(UNKEPT_COUNT):
+            if load_be16(properties + at) != unkept_begin[i]:
+                continue
             size = unkept_bytes[i]
-            if (properties[at] == unkept_name[i][0] and at + size + 1 < count
-                    and properties[at + 1] == unkept_name[i][1] and properties[at + size] == 1
+            if (at + size + 1 < count and properties[at + size] == 1
                     and properties[at + size + 1] != 2
                     and memcmp(properties + at, unkept_name[i], size) == 0):
                 return i
