@@ -408,6 +408,10 @@ class Inside(Request):
     def reply(self, answer: Command, payload: Payload = ()) -> None:
         self.answered.put(answer)
 
+    @property
+    def sender(self) -> bytes:
+        return b"inside"
+
 
 def test_a_new_topic_and_new_endpoints_in_one_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
