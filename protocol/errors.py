@@ -411,7 +411,7 @@ class NotMapped(CometError):
 class NotLocal(CometError):
     """`transport="local"` was asked for, and the broker has no line for this process.
 
-    The text says why: another machine, another user.
+    The text says why: another machine, another user, another release.
     """
 
     code = 9031
