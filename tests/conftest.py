@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import aftermath
 import crashes
@@ -21,6 +21,10 @@ from hypothesis import HealthCheck, settings
 from patience import patient
 
 from cometmq.protocol.client_timeout import TIMEOUT_VARIABLE
+
+if TYPE_CHECKING:
+    from cometmq import Broker
+    from cometmq.testing import Sandbox
 
 # How long an example takes says what else the machine does.
 settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,6 +46,24 @@ os.environ.setdefault("MAVEN_OPTS", " ".join(jvm.SMALL))
 # A shell that starts us in the background has Ctrl-C ignored, and our children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def cometmq_settings() -> Mapping[str, object]:
+    """The broker of all tests that need any one: a retry comes after a second."""
+    return {"messageDelayLevel": "1s " * 18}
+
+
+@pytest.fixture
+def broker(cometmq_broker: Broker) -> Broker:
+    """The broker of the session; files whose tests need another one define it."""
+    return cometmq_broker
+
+
+@pytest.fixture
+def topic(cometmq: Sandbox) -> str:
+    """A new topic of two queues on the broker of the session."""
+    return cometmq.topic(queues=2)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -36,13 +36,13 @@ from old_segments import (
     WAIT_S,
     log_begins,
     make_old,
-    until,
     write_segments,
 )
 from patience import patient
 from ports import free_ports
 from scripted_slave import ScriptedSlave, log_bytes
 from still import stop
+from waiting import until
 
 from cometmq.client import Admin
 from cometmq.protocol.commands import (
@@ -79,7 +79,7 @@ def rounds_pass(broker: RunningBroker, count: int = 3) -> dict[str, Any]:
     wanted = broker.statistics("cleaner")["rounds"] + count
     return until(
         lambda: (now := broker.statistics("cleaner"))["rounds"] >= wanted and now,
-        lambda: broker.log,
+        says=lambda: broker.log,
     )
 
 
@@ -307,12 +307,14 @@ def test_a_cleaner_that_is_killed_in_a_broker(tmp_path: Path) -> None:
         user = use_segment(broker.store, MIB, MIB)
         make_old(broker, 4)
         broker.ask("coordinator", DeleteSegments())
-        until(lambda: retired(broker.store) == [f"{segment_name(MIB)}.held"], lambda: broker.log)
+        until(
+            lambda: retired(broker.store) == [f"{segment_name(MIB)}.held"], says=lambda: broker.log
+        )
         broker.kill("cleaner")
         rounds_pass(broker)
         assert retired(broker.store) == [f"{segment_name(MIB)}.held"]
         end(user)
-        until(lambda: retired(broker.store) == [], lambda: broker.log)
+        until(lambda: retired(broker.store) == [], says=lambda: broker.log)
         log_begins(broker, 4 * MIB)
         broker_has(broker, sent[-1])
         assert broker.close() == 0
@@ -328,10 +330,12 @@ def test_a_broker_that_is_killed_leaves_nothing_for_long(tmp_path: Path) -> None
         use = use_segment(broker.store, MIB, MIB)
         make_old(broker, 4)
         broker.ask("coordinator", DeleteSegments())
-        until(lambda: broker.statistics("cleaner")["free_segments"] == 2, lambda: broker.log)
+        until(lambda: broker.statistics("cleaner")["free_segments"] == 2, says=lambda: broker.log)
         broker.kill_all()
     with RunningBroker(tmp_path / "store", settings) as broker:
-        until(lambda: retired(broker.store) == [f"{segment_name(MIB)}.held"], lambda: broker.log)
+        until(
+            lambda: retired(broker.store) == [f"{segment_name(MIB)}.held"], says=lambda: broker.log
+        )
         end(use)
         until(lambda: retired(broker.store) == [segment_name(MIB)])  # free, to be used again
         log_begins(broker, 4 * MIB)
@@ -392,7 +396,7 @@ def test_at_most_delete_file_batch_max_at_a_time(tmp_path: Path) -> None:
             assert found["deleted_segments"] <= 2 * (found["rounds"] + 1 - before), broker.log
             return int(found["deleted_segments"])
 
-        until(lambda: deleted() == 5, lambda: broker.log)
+        until(lambda: deleted() == 5, says=lambda: broker.log)
         log_begins(broker, 5 * MIB)
 
 
@@ -420,10 +424,10 @@ def test_readers_let_go_by_themselves(tmp_path: Path) -> None:
         assert len(mapped(reader)) >= 6
         make_old(broker, 6)
         log_begins(broker, broker.counter(Counter.WROTE) // MIB * MIB)
-        until(lambda: retired(broker.store) == [], lambda: broker.log)
+        until(lambda: retired(broker.store) == [], says=lambda: broker.log)
         assert broker.statistics("cleaner")["forced_segments"] == 0
         for pid in (reader, dispatcher):
-            until(lambda pid=pid: not gone(pid), lambda pid=pid: gone(pid))
+            until(lambda pid=pid: not gone(pid), says=lambda pid=pid: gone(pid))
         assert broker.pids() == pids
         assert broker.close() == 0
 
@@ -456,7 +460,7 @@ def test_a_segment_that_is_used_is_waited_for(how: str, tmp_path: Path) -> None:
             assert f"{segment_name(0)}.held" in retired(broker.store)
         end(pid)
         wanted = segment_name(MIB) if how == "by force" else segment_name(0)
-        until(lambda: retired(broker.store) == [wanted], lambda: retired(broker.store))
+        until(lambda: retired(broker.store) == [wanted], says=lambda: retired(broker.store))
         assert broker.close() == 0
 
 
@@ -588,7 +592,7 @@ def test_what_a_connected_slave_needs_is_kept(tmp_path: Path) -> None:
             late.report(4 * MIB - 1)
             late.wait_closed()
         wanted = f"ours begins at {4 * MIB}, what lies between is deleted"
-        until(lambda: wanted in broker.log, lambda: broker.log)
+        until(lambda: wanted in broker.log, says=lambda: broker.log)
 
 
 @pytest.mark.slow
@@ -680,8 +684,8 @@ def test_queues_and_index_follow(tmp_path: Path) -> None:
             first = next(
                 message for message in stored["t", queue_id] if message.physical_offset >= 4 * MIB
             )
-            until(lambda f=queue, m=first: f.starts()[0] == m.queue_offset // 100 * 2_000,
-                  lambda: broker.log)  # fmt: skip
+            wanted = first.queue_offset // 100 * 2_000
+            until(lambda f=queue, at=wanted: f.starts()[0] == at, says=lambda: broker.log)
             command = PullMessages("t", queue_id, 0)
             answer = until(
                 lambda c=command, m=first: (
@@ -811,7 +815,7 @@ def test_past_each_mark(disk: Path) -> None:
                 broker.counter(Counter.MIN_OFFSET) > 3 * MIB
                 and broker.statistics("cleaner")["disk_used_percent"] <= 75
             ),
-            lambda: broker.log,
+            says=lambda: broker.log,
         )
         rounds_pass(broker)
         gone = broker.counter(Counter.MIN_OFFSET) // MIB - 3
@@ -842,7 +846,7 @@ def test_over_the_warning_level_writes_are_refused(forcibly: bool, disk: Path) -
                 fill_to(disk, 98)
             return broker.statistics("cleaner")["writable"] == "no"
 
-        until(is_refused, lambda: broker.log)
+        until(is_refused, says=lambda: broker.log)
         with pytest.raises(
             DiskFull, match=r"diskSpaceWarningLevelRatio = 90 .*: writes are taken again at 75 %"
         ):
@@ -857,7 +861,7 @@ def test_over_the_warning_level_writes_are_refused(forcibly: bool, disk: Path) -
             rounds_pass(broker)
             assert broker.counter(Counter.MIN_OFFSET) == 0
         (disk / "filler").unlink()
-        until(lambda: broker.statistics("cleaner")["writable"] == "yes", lambda: broker.log)
+        until(lambda: broker.statistics("cleaner")["writable"] == "yes", says=lambda: broker.log)
         later = until(lambda: send_if_taken(broker))
         broker_has(broker, later[0])
         assert broker.close() == 0
@@ -890,11 +894,11 @@ def test_only_a_disk_that_is_too_full_cuts_off_a_slave(disk: Path) -> None:
                 fill_to(disk, 80)
                 return broker.counter(Counter.MIN_OFFSET) >= 5 * MIB
 
-            until(is_past_what_is_on_its_way, lambda: broker.log)
+            until(is_past_what_is_on_its_way, says=lambda: broker.log)
             broker.until_logged("hold (slaves) at 0 IS OVERRIDDEN: the disk is")
             slave.wait_closed()
             wanted = f"slave {slave.address} is refused: it has the log up to 0, and the disk had"
-            until(lambda: wanted in broker.log, lambda: broker.log)
+            until(lambda: wanted in broker.log, says=lambda: broker.log)
         filler.unlink()
 
 
@@ -912,7 +916,7 @@ def test_only_a_disk_that_is_too_full_overrides_a_hold(disk: Path) -> None:
             assert broker.counter(Counter.MIN_OFFSET) == 0
             assert "OVERRIDDEN" not in broker.log
             fill_to(disk, 80)
-            until(lambda: broker.counter(Counter.MIN_OFFSET), lambda: broker.log)
+            until(lambda: broker.counter(Counter.MIN_OFFSET), says=lambda: broker.log)
             until(lambda: broker.statistics("cleaner")["disk_used_percent"] <= 75)
             broker.until_logged("hold archive at 0 IS OVERRIDDEN: the disk is")
             (hold,) = admin.holds()
@@ -935,13 +939,13 @@ def test_a_full_disk_and_an_archive_that_is_behind(overflow: str, disk: Path) ->
         write_segments(broker, 8)
         filler = fill_to(disk, 80)
         if overflow == "delete":
-            until(lambda: broker.counter(Counter.MIN_OFFSET), lambda: broker.log)
+            until(lambda: broker.counter(Counter.MIN_OFFSET), says=lambda: broker.log)
             broker.until_logged("hold archive at 0 IS OVERRIDDEN")
             filler.unlink()
             return
         until(lambda: "waits for its archive, which has all below 0" in broker.log)
         fill_to(disk, 98)
-        until(lambda: broker.statistics("cleaner")["writable"] == "no", lambda: broker.log)
+        until(lambda: broker.statistics("cleaner")["writable"] == "no", says=lambda: broker.log)
         rounds_pass(broker)
         log_begins(broker, 0)
         with Admin(broker.ready.name_server) as admin:
@@ -950,7 +954,7 @@ def test_a_full_disk_and_an_archive_that_is_behind(overflow: str, disk: Path) ->
         rounds_pass(broker)
         log_begins(broker, 3 * MIB)
         filler.unlink()
-        until(lambda: send_if_taken(broker), lambda: broker.log)
+        until(lambda: send_if_taken(broker), says=lambda: broker.log)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -978,7 +982,7 @@ def test_what_no_group_has_read(keeps: bool, disk: Path) -> None:
         log_begins(broker, 2 * MIB)
         assert "DELETED UNREAD" not in broker.log
         fill_to(disk, 98)
-        until(lambda: broker.statistics("cleaner")["writable"] == "no", lambda: broker.log)
+        until(lambda: broker.statistics("cleaner")["writable"] == "no", says=lambda: broker.log)
         log_begins(broker, 2 * MIB)
         filler.unlink()
 
@@ -992,7 +996,7 @@ def test_a_user_does_not_have_more_deleted_than_is_needed(disk: Path) -> None:
         write_segments(broker, 12)
         users = [use_segment(broker.store, MIB, number * MIB) for number in range(12)]
         fill_to(disk, 78)
-        until(lambda: broker.counter(Counter.MIN_OFFSET), lambda: broker.log)
+        until(lambda: broker.counter(Counter.MIN_OFFSET), says=lambda: broker.log)
         rounds_pass(broker, 10)
         assert broker.statistics("cleaner")["disk_used_percent"] > 75
         assert broker.counter(Counter.MIN_OFFSET) <= 4 * MIB
@@ -1017,4 +1021,4 @@ def test_a_cleaner_that_comes_back_tells_whether_the_disk_is_full(disk: Path) ->
         with pytest.raises(DiskFull):
             broker.send("t", 0, [b"no"])
         broker.kill("cleaner")
-        until(lambda: send_if_taken(broker), lambda: broker.log)
+        until(lambda: send_if_taken(broker), says=lambda: broker.log)

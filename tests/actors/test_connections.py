@@ -14,6 +14,7 @@ import psutil
 import pytest
 from family import RunningBroker
 from patience import patient
+from waiting import until
 from zmtp import RawClient, frame
 
 from cometmq.actors.runtime.listeners.connections import ConnectionLimits
@@ -80,13 +81,6 @@ def endpoint_of(broker: RunningBroker, role: str) -> str:
     return ports[role]
 
 
-def wait_until(what: Any, timeout_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("role", PORTS)
 @pytest.mark.slow
 def test_a_message_without_end(broker: RunningBroker, role: str) -> None:
@@ -136,7 +130,7 @@ def test_answers_that_nobody_receives(broker: RunningBroker) -> None:
         for number in range(count):
             attacker.send([frames.pack(number + 1, pull)])
         with Channel(broker.endpoints.readers[0]) as other:
-            wait_until(lambda: broker.statistics("reader-0")["pulls_without_room"] > 0)
+            until(lambda: broker.statistics("reader-0")["pulls_without_room"] > 0)
             for _ in range(20):
                 other.ask(GetQueueRange("large", 0), timeout_s=WAIT_S)
         answered = set()
@@ -215,7 +209,7 @@ def test_what_is_taken_up_is_not_in_flight() -> None:
         # Less what had come before the connection was first looked at; more by the handshake.
         assert known.traffic.handed > (400 - 32) * MIB
         assert -32 * MIB < known.waiting() < 4096
-        wait_until(lambda: known.unsent() <= 0)
+        until(lambda: known.unsent() <= 0)
         assert actor.counts()["connections_ended"] == 0
 
 
@@ -225,7 +219,7 @@ def test_who_says_nothing_is_sent_away() -> None:
         with Channel(actor.addresses[0]) as line:
             line.ask(Ping(), timeout_s=WAIT_S)
             assert all(client.has_ended() for client in silent)
-            wait_until(lambda: actor.counts()["handshakes_failed"] == 30)
+            until(lambda: actor.counts()["handshakes_failed"] == 30)
             line.ask(Ping(), timeout_s=WAIT_S)
         for client in silent:
             client.close()
@@ -234,15 +228,15 @@ def test_who_says_nothing_is_sent_away() -> None:
 def test_no_more_connections_than_are_allowed() -> None:
     with door(connections=10) as actor:
         first = [RawClient(actor.addresses[0]) for _ in range(10)]
-        wait_until(lambda: actor.counts()["connections"] == 10)
+        until(lambda: actor.counts()["connections"] == 10)
         more = [RawClient(actor.addresses[0], handshake=False) for _ in range(5)]
         assert all(client.has_ended() for client in more)
-        wait_until(lambda: actor.counts()["connections_refused"] == 5)
+        until(lambda: actor.counts()["connections_refused"] == 5)
         for client in first:
             client.send([frames.pack(1, Ping())])
             assert frames.request_id_of(client.receive_frame()[1]) == 1
         first.pop().close()
-        wait_until(lambda: actor.counts()["connections"] == 9)
+        until(lambda: actor.counts()["connections"] == 9)
         with Channel(actor.addresses[0]) as line:
             line.ask(Ping(), timeout_s=WAIT_S)
         for client in (*first, *more):
@@ -280,7 +274,7 @@ def test_thousands_of_connections(broker: RunningBroker) -> None:
         with showing_alive(many):  # it takes longer than a silent client is kept
             for _ in range(count):
                 many.append(RawClient(broker.endpoints.readers[0]))
-            wait_until(lambda: broker.statistics("reader-0")["connections"] >= count)
+            until(lambda: broker.statistics("reader-0")["connections"] >= count)
             with Channel(broker.endpoints.readers[0]) as line:
                 line.ask(Ping(), timeout_s=WAIT_S)
             for client in many:
@@ -289,7 +283,7 @@ def test_thousands_of_connections(broker: RunningBroker) -> None:
                 assert frames.request_id_of(client.receive_frame()[1]) == 7
         for client in many:
             client.close()
-        wait_until(lambda: broker.statistics("reader-0")["connections"] <= 2)
+        until(lambda: broker.statistics("reader-0")["connections"] <= 2)
         assert broker.statistics("reader-0")["connections_refused"] == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -304,7 +298,7 @@ def test_a_process_without_descriptors(broker: RunningBroker) -> None:
     endpoint = broker.endpoints.readers[0]
     with Channel(endpoint) as line:
         line.ask(Ping(), timeout_s=WAIT_S)
-        wait_until(lambda: broker.statistics("reader-0")["connections"] > 0)  # it is taken in
+        until(lambda: broker.statistics("reader-0")["connections"] > 0)  # it is taken in
         process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), before[1]))
         clients = [RawClient(endpoint, handshake=False) for _ in range(50)]
         began, used = time.monotonic(), sum(process.cpu_times()[:2])

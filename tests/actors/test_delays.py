@@ -14,6 +14,7 @@ import pytest
 import reference
 from family import RunningBroker, encode_batch
 from patience import patient
+from receiving import take_and_ack
 from shared_data import data_path
 
 from cometmq.actors.tables.delays import destination, level_for
@@ -68,18 +69,6 @@ UP = Uptime("0123abcd", 5_000)
 
 def lines(count: int) -> list[bytes]:
     return data_path("loghub", "Linux.log").read_bytes().splitlines()[:count]
-
-
-def take(consumer: Consumer, count: int) -> list[Message]:
-    """So many messages, or more, acknowledged."""
-    found: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count} came"
-        messages = consumer.poll(timeout_s=1)
-        consumer.ack(messages)
-        found += messages
-    return found
 
 
 def give_back(broker: RunningBroker, group: str, *messages: GivenBack, most: int = -1) -> list[int]:
@@ -200,7 +189,7 @@ def test_messages_come_when_they_are_due(broker: RunningBroker) -> None:
         producer.send("due", b"now", queue_id=0)
         lingering.flush()
         assert all(future.result(WAIT_S) for future in futures)
-        found = take(consumer, 301)
+        found = take_and_ack(consumer, 301)
     assert found[0].body == b"now"
     for queue_id, wait_ms in ((0, 1000), (1, 2000), (2, 1000)):
         of_queue = [each for each in found if each.queue_id == queue_id and each.body != b"now"]
@@ -224,7 +213,7 @@ def test_the_first_of_a_level_are_many(tmp_path: Path) -> None:
     ):
         bodies = [b"%d" % number for number in range(count)]
         producer.send_many("first", bodies, queue_id=0, delay_level=1)
-        assert [each.body for each in take(consumer, count)] == bodies
+        assert [each.body for each in take_and_ack(consumer, count)] == bodies
 
 
 def test_levels_beyond_the_table(broker: RunningBroker) -> None:
@@ -265,16 +254,16 @@ def test_retries_until_it_is_dead(broker: RunningBroker) -> None:
     ):
         producer.send("failing", body, keys="k", tags="t", properties={"a": "b"})
         consumer.subscribe("%RETRY%unlucky")
-        message = first = take(consumer, 1)[0]
+        message = first = take_and_ack(consumer, 1)[0]
         for times in range(2):
             assert message.reconsume_times == times
             assert give_back(broker, "unlucky", back(message), most=2) == [0]
-            message = take(consumer, 1)[0]
+            message = take_and_ack(consumer, 1)[0]
             assert message.topic == "%RETRY%unlucky"
             assert message.properties["RETRY_TOPIC"] == "failing"
             assert message.properties["ORIGIN_MESSAGE_ID"] == first.offset_msg_id
         assert give_back(broker, "unlucky", back(message), most=2) == [0]
-        dead = take(coroner, 1)[0]
+        dead = take_and_ack(coroner, 1)[0]
     assert (dead.body, dead.keys, dead.tags, dead.properties["a"]) == (body, "k", "t", "b")
     assert (dead.reconsume_times, dead.msg_id) == (3, first.msg_id)
 
@@ -286,7 +275,7 @@ def test_what_cannot_be_given_back(broker: RunningBroker) -> None:
         Consumer(name_server(broker), "liar", "lies") as consumer,
     ):
         producer.send_many("lies", lines(3), queue_id=0)
-        messages = take(consumer, 3)
+        messages = take_and_ack(consumer, 3)
     wrong = GivenBack("lies", 0, 1, messages[1].physical_offset + 1)
     gone = GivenBack("lies", 0, 99, 0), GivenBack("nowhere", 0, 0, 0), GivenBack("lies", -5, 0, 0)
     last = back(messages[2], delay_level=-1)
@@ -321,7 +310,7 @@ def test_a_record_too_large_for_the_log_hinders_no_other(tmp_path: Path) -> None
         for number in range(3):
             body = b"x" * (segment - 220 if number == 1 else 10)
             producer.send("t", body, queue_id=0)
-        messages = take(consumer, 3)
+        messages = take_and_ack(consumer, 3)
         codes = give_back(broker, group, *[back(each, delay_level=-1) for each in messages])
         assert codes == [0, MessageTooLarge.code, 0]
 

@@ -9,7 +9,7 @@ import pytest
 from family import RunningBroker
 from patience import patient
 from shared_data import data_path
-from transacting import until
+from waiting import until
 
 from cometmq import Consumer
 from cometmq.actors.coordination.files import FiltersFile
@@ -186,15 +186,15 @@ def test_members_register_it_and_it_outlives_a_kill(tmp_path: Path) -> None:
             assert registered(store) == {}, "no snapshot yet: it is in the ledger alone"
             broker.kill_all()
     with RunningBroker(store, SETTINGS) as broker:
-        until("it is dead, as its member is", lambda: registered(store) == {"g": (SQL, True)})
+        until(lambda: registered(store) == {"g": (SQL, True)}, says="it is dead, as its member is")
         server = broker.ready.name_server
         with Consumer(server, "g", "t", sql=SQL) as consumer:
             consumer.poll(timeout_s=0)
-            until("it lives", lambda: registered(store) == {"g": (SQL, False)})
-        until("it is dead again", lambda: registered(store) == {"g": (SQL, True)})
+            until(lambda: registered(store) == {"g": (SQL, False)}, says="it lives")
+        until(lambda: registered(store) == {"g": (SQL, True)}, says="it is dead again")
         with Admin(server) as admin:
             admin.delete_group("g")
-        until("it is gone", lambda: registered(store) == {})
+        until(lambda: registered(store) == {}, says="it is gone")
 
 
 # --- what has maps made ---

@@ -7,8 +7,7 @@ import random
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from family import RunningBroker, Sent
 from group_member import Feed, replica_settings
 from patience import patient
 from scripted_master import Log, log_of
+from waiting import until
 
 from cometmq import Producer
 from cometmq.actors.replication.group.log_view import GroupLog
@@ -85,14 +85,6 @@ def assert_same(store: Path, log: Log) -> None:
     assert log_of(store, log.end, SEGMENT).content == log.content
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    """For what only another process knows, which tells nobody."""
-    deadline = time.monotonic() + patient(60)
-    while not holds():
-        assert time.monotonic() < deadline, what
-        threading.Event().wait(0.02)
-
-
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @pytest.mark.parametrize("bytes_max", [1_000, 64_000, 1 << 26])
 def test_it_lays_down_what_comes(
@@ -150,7 +142,7 @@ def test_what_is_in_its_queues_was_confirmed(tmp_path: Path) -> None:
     with replica(tmp_path / "copy") as broker, Feed(broker) as feed:
         for offset, content in Master(tmp_path / "master", log, []).frames(0, 100_000):
             feed.lay_down(offset, content)
-        wait_until(lambda: broker.counter(Counter.DISPATCHED) == end, "it is not dispatched")
+        until(lambda: broker.counter(Counter.DISPATCHED) == end, says="it is not dispatched")
     with replica(tmp_path / "copy", unconfirmed=True) as broker:
         assert broker.counter(Counter.REPLICATED) == 0
         assert broker.counter(Counter.DISPATCHED) == end
@@ -219,7 +211,10 @@ def test_what_is_no_record_is_refused_and_in_the_end_it_stops(
     with replica(tmp_path / "copy") as broker, Feed(broker) as feed:
         feed.lay_down(offset, content)
         feed.hand_in(after, damaged)
-        wait_until(lambda: broker.statistics("commitlog")["master_state"] == "stopped", broker.log)
+        until(
+            lambda: broker.statistics("commitlog")["master_state"] == "stopped",
+            says=lambda: broker.log,
+        )
         assert broker.log.count(f"what the ha process sends for {after} is refused") == 3
         assert REPLACE_IT in broker.log
         assert broker.counter(Counter.WROTE) == after
@@ -257,7 +252,10 @@ def test_what_no_ha_process_would_send(frame: bytes, tmp_path: Path) -> None:
                 assert connection.recv(8, socket.MSG_WAITALL) == bytes(8)
                 connection.sendall(frame)
                 assert connection.recv(8) == b""
-        wait_until(lambda: broker.statistics("commitlog")["master_state"] == "stopped", broker.log)
+        until(
+            lambda: broker.statistics("commitlog")["master_state"] == "stopped",
+            says=lambda: broker.log,
+        )
         assert REPLACE_IT in broker.log
 
 

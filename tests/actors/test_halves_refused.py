@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from family import RunningBroker
-from transacting import SETTINGS, WAIT_S, until
+from transacting import SETTINGS, WAIT_S
+from waiting import until
 
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.client import PendingTransaction, Producer
@@ -97,9 +98,12 @@ def test_what_cannot_be_copied_is_asked_for_where_it_is(broker: RunningBroker) -
         with producer.transaction(TOPIC, b"9"):  # it is known what it sends to
             pass
         store_halves(broker)
-        until("the others are there", lambda: committed(broker) == [SMALL, FULL, LAST, 9])
+        until(lambda: committed(broker) == [SMALL, FULL, LAST, 9], says="the others are there")
         assert twice.wait(WAIT_S)
         statistics = broker.statistics
-        until("it is rolled back", lambda: statistics("commitlog")["transactions_rolled_back"] == 1)
+        until(
+            lambda: statistics("commitlog")["transactions_rolled_back"] == 1,
+            says="it is rolled back",
+        )
     assert not broker.read_queue(GIVEN_UP_TOPIC, 0)
     assert committed(broker) == [SMALL, FULL, LAST, 9]

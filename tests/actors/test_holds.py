@@ -25,9 +25,10 @@ from coordinator_child import (
 from family import RunningBroker
 from hypothesis import given
 from hypothesis import strategies as st
-from old_segments import ALL_HOURS, FAST, MIB, log_begins, make_old, until, write_segments
+from old_segments import ALL_HOURS, FAST, MIB, log_begins, make_old, write_segments
 from patience import patient
 from still import stopped
+from waiting import until
 
 from cometmq.actors.coordination.coordinator import CoordinatorActor
 from cometmq.actors.coordination.holds import HOLDS_MAX

@@ -13,6 +13,7 @@ import pytest
 from family import SMALL, RunningBroker
 from patience import patient
 from still import stopped
+from waiting import until
 
 from cometmq.protocol.commands import (
     CommitOffsets,
@@ -163,7 +164,7 @@ def test_a_store_that_nobody_serves_tells_what_the_ledger_has(tmp_path: Path) ->
     with RunningBroker(store, SLOW_SNAPSHOTS) as broker:
         commit(broker, 7)
         commit(broker, 1, 2, group="new")
-        wait_until(lambda: broker.counter(Counter.DISPATCHED) == broker.counter(Counter.WROTE))
+        until(lambda: broker.counter(Counter.DISPATCHED) == broker.counter(Counter.WROTE))
         broker.kill_all()
     before = (store / LEDGER_FILE).read_bytes()
     assert committed_offsets(store) == {"orders@g": {0: 7, 1: 6}, "orders@new": {0: 1, 1: 2}}
@@ -179,11 +180,11 @@ def test_each_file_goes_on_from_its_own_place(tmp_path: Path) -> None:
         broker.create_topic("orders", 2)
         send(broker)
         commit(broker, 5, 6)
-        wait_until(lambda: _is_marked_up_to(store, statistics(broker)["ledger_entries"]))
+        until(lambda: _is_marked_up_to(store, statistics(broker)["ledger_entries"]))
         path = store / "config" / "topics.json"
         before = path.stat().st_ino
         commit(broker, 7, 8)
-        wait_until(lambda: _is_marked_up_to(store, statistics(broker)["ledger_entries"]))
+        until(lambda: _is_marked_up_to(store, statistics(broker)["ledger_entries"]))
         assert path.stat().st_ino == before
     with RunningBroker(store, SLOW_SNAPSHOTS) as broker:
         broker.create_topic("new", 1)
@@ -240,9 +241,9 @@ def test_a_snapshot_is_written_while_the_broker_runs(tmp_path: Path) -> None:
         broker.create_topic("orders", 2)
         send(broker)
         commit(broker, 5, 6)
-        wait_until(lambda: in_file(store) == {"orders@g": {0: 5, 1: 6}})
+        until(lambda: in_file(store) == {"orders@g": {0: 5, 1: 6}})
         # Then it is quiet: nothing is written again, and nothing of the ledger is needed.
-        wait_until(lambda: _is_marked_up_to(store, statistics(broker)["ledger_entries"]))
+        until(lambda: _is_marked_up_to(store, statistics(broker)["ledger_entries"]))
         written = _times(store)
         time.sleep(0.5)
         assert _times(store) == written
@@ -261,13 +262,6 @@ def _is_marked_up_to(store: Path, position: int) -> bool:
     """Every file, those that did not change as well: nothing of the ledger is needed."""
     marked = read_mark(store).files.values()
     return [each.position for file in marked for each in file.contents] == [position] * 8
-
-
-def wait_until(done: Any, timeout_s: float = patient(60)) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_what_somebody_else_has_written_counts(tmp_path: Path) -> None:
@@ -358,7 +352,7 @@ def test_clients_neither_see_nor_read_nor_write_it(tmp_path: Path) -> None:
         commit(broker, 5, 6)
         reader = broker.reader
         queues = tmp_path / "store" / "consumequeue"
-        wait_until(lambda: (queues / LEDGER_TOPIC).is_dir())
+        until(lambda: (queues / LEDGER_TOPIC).is_dir())
         listed, _ = reader.ask(ListQueues())
         assert isinstance(listed, QueueList)
         assert {each.topic for each in listed.queues} == {"orders"}

@@ -12,13 +12,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from inside import channel_of, commitlog_of, commits_by_line, has_line
-from old_segments import until
 from patience import patient
+from waiting import until
 
 from cometmq import Broker, Consumer
 from cometmq.actors.runtime.access import Doorman
@@ -40,19 +39,14 @@ from cometmq.protocol.errors import BadRequest, NotConfirmed, NotLocal
 from cometmq.protocol.wire.line import Line, abstract
 from cometmq.protocol.wire.stream import StreamReader, StreamWriter, pack_lengths
 from cometmq.shm.os.processes import boot_id
+from cometmq.testing import OwnBroker
 
 WAIT_S = patient(60)
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path / "store", settings={"logLevel": "ERROR"}) as broker:
-        yield broker
-
-
-def read_all(broker: Broker, count: int) -> list[bytes]:
+def read_all(broker: Broker, topic: str, count: int) -> list[bytes]:
     found: list[bytes] = []
-    with broker.consumer("g", "T", start="earliest") as consumer:
+    with broker.consumer(f"g-{topic}", topic, start="earliest") as consumer:
         while len(found) < count:
             messages = consumer.poll(4096, WAIT_S)
             assert messages, f"{len(found)} of {count} messages came"
@@ -64,23 +58,25 @@ def read_all(broker: Broker, count: int) -> list[bytes]:
 # --- what is chosen -------------------------------------------------------------------------------
 
 
-def test_a_producer_here_has_a_line_and_one_that_does_not_want_it_has_none(broker: Broker) -> None:
+def test_a_producer_here_has_a_line_and_one_that_does_not_want_it_has_none(
+    broker: Broker, topic: str
+) -> None:
     with broker.producer() as auto, broker.producer(transport="zmq") as far:
         for producer in (auto, far):
-            producer.send("T", b"first")  # the line is asked for with it
-        until(lambda: auto.send("T", b"more") and has_line(auto))
+            producer.send(topic, b"first")  # the line is asked for with it
+        until(lambda: auto.send(topic, b"more") and has_line(auto))
         assert not has_line(far)
     with broker.producer(transport="local") as near:
-        near.send("T", b"local")
+        near.send(topic, b"local")
         assert has_line(near)
 
 
-def test_a_consumer_here_has_one_to_the_coordinator(broker: Broker) -> None:
+def test_a_consumer_here_has_one_to_the_coordinator(broker: Broker, topic: str) -> None:
     with broker.producer() as producer:
-        producer.send("T", b"x")
+        producer.send(topic, b"x")
     with (
-        broker.consumer("near", "T", start="earliest") as near,
-        broker.consumer("far", "T", start="earliest", transport="zmq") as far,
+        broker.consumer(f"near-{topic}", topic, start="earliest") as near,
+        broker.consumer(f"far-{topic}", topic, start="earliest", transport="zmq") as far,
     ):
         for consumer in (near, far):
             messages = consumer.poll(1, WAIT_S)
@@ -88,51 +84,55 @@ def test_a_consumer_here_has_one_to_the_coordinator(broker: Broker) -> None:
             consumer.commit()
         assert commits_by_line(near)
         assert not commits_by_line(far)
-    with broker.consumer("near", "T", start="earliest") as again:
+    with broker.consumer(f"near-{topic}", topic, start="earliest") as again:
         assert again.poll(1, 0.2) == []
 
 
-def test_it_is_insisted_on_in_vain(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_insisted_on_in_vain(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cometmq.client.routes.boot_id", lambda: "another machine's")
     near = broker.producer(transport="local")
     with near, pytest.raises(NotLocal, match="another machine"):
-        near.send("T", b"x")
+        near.send(topic, b"x")
     with broker.producer() as auto:
-        assert auto.send("T", b"x").queue_offset >= 0
+        assert auto.send(topic, b"x").queue_offset >= 0
         assert not has_line(auto)
     with pytest.raises(ValueError, match="transport='mapped'"):
         broker.producer(transport="mapped")
 
 
-def test_another_user_is_not_let_in(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_user_is_not_let_in(
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who says that he is another sends through ZeroMQ."""
     monkeypatch.setattr("os.getuid", lambda: 4_242)
     with broker.producer() as producer:
         for _ in range(3):
-            producer.send("T", b"x")
+            producer.send(topic, b"x")
         assert not has_line(producer)
 
 
 # --- the same as through ZeroMQ -------------------------------------------------------------------
 
 
-def test_small_and_large_keep_their_order(broker: Broker) -> None:
+def test_small_and_large_keep_their_order(broker: Broker, topic: str) -> None:
     """Also batches that fill more than the socket takes at once."""
     rng = random.Random(1)
     bodies = [rng.randbytes(rng.choice((1, 100, 70_000, 300_000))) for _ in range(200)]
     with broker.producer(transport="local") as producer:
         for start in range(0, len(bodies), 5):
             for body in bodies[start : start + 4]:
-                producer.send_async("T", body, queue_id=0)
-            producer.send("T", bodies[start + 4], queue_id=0)
+                producer.send_async(topic, body, queue_id=0)
+            producer.send(topic, bodies[start + 4], queue_id=0)
         producer.flush()
-    assert read_all(broker, len(bodies)) == bodies
+    assert read_all(broker, topic, len(bodies)) == bodies
 
 
-def test_threads_share_a_line(broker: Broker) -> None:
+def test_threads_share_a_line(broker: Broker, topic: str) -> None:
     def send(number: int) -> None:
         for step in range(200):
-            assert producer.send("T", b"%d %d" % (number, step), queue_id=number % 4)
+            assert producer.send(topic, b"%d %d" % (number, step), queue_id=number % 2)
 
     with broker.producer(transport="local", timeout_s=WAIT_S) as producer:
         threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
@@ -141,16 +141,16 @@ def test_threads_share_a_line(broker: Broker) -> None:
         for thread in threads:
             thread.join()
         assert has_line(producer)
-    found = read_all(broker, 1_600)
+    found = read_all(broker, topic, 1_600)
     for number in range(8):
         own = [body for body in found if body.startswith(b"%d " % number)]
         assert own == [b"%d %d" % (number, step) for step in range(200)]
 
 
-def test_a_refusal_comes_by_the_line(broker: Broker) -> None:
+def test_a_refusal_comes_by_the_line(broker: Broker, topic: str) -> None:
     with broker.producer(transport="local") as producer:
-        producer.send("T", b"x")
-        command = SendMessages([Section("T", 0, 1)], 0, "")
+        producer.send(topic, b"x")
+        command = SendMessages([Section(topic, 0, 1)], 0, "")
         answer, _ = channel_of(producer).ask(command, [b"one", b"too many"])
         assert isinstance(answer, SendResult)
         assert "1 sections, 2 payload frames" in answer.results[0].text
@@ -161,19 +161,22 @@ def test_a_refusal_comes_by_the_line(broker: Broker) -> None:
 
 @pytest.mark.parametrize("linger_ms", [0, 1])
 @pytest.mark.slow
-def test_a_killed_writer_loses_nothing_acknowledged(broker: Broker, linger_ms: float) -> None:
+def test_a_killed_writer_loses_nothing_acknowledged(
+    cometmq_own_broker: OwnBroker, linger_ms: float
+) -> None:
+    broker, topic = cometmq_own_broker.broker, cometmq_own_broker.topic()
     acknowledged = []
     with broker.producer(transport="local", linger_ms=linger_ms, timeout_s=WAIT_S) as producer:
         for number in range(600):
             if number % 200 == 100:
                 commitlog_of(broker).send_signal(signal.SIGKILL)
-            receipt = producer.send("T", b"%d" % number, queue_id=0)
+            receipt = producer.send(topic, b"%d" % number, queue_id=0)
             if number % 10 == 0:
                 assert receipt.queue_offset >= 0  # waits for it
             acknowledged.append(b"%d" % number)
         producer.flush()
-        until(lambda: producer.send("T", b"end", queue_id=0) and has_line(producer))
-    with broker.consumer("g", "T", start="earliest") as consumer:
+        until(lambda: producer.send(topic, b"end", queue_id=0) and has_line(producer))
+    with broker.consumer(f"g-{topic}", topic, start="earliest") as consumer:
         found: list[bytes] = []
         while b"end" not in found:
             messages = consumer.poll(4096, WAIT_S)
@@ -183,15 +186,15 @@ def test_a_killed_writer_loses_nothing_acknowledged(broker: Broker, linger_ms: f
     assert list(dict.fromkeys(found))[:-1] == acknowledged
 
 
-def test_a_line_that_ended_meanwhile_costs_nothing(broker: Broker) -> None:
+def test_a_line_that_ended_meanwhile_costs_nothing(broker: Broker, topic: str) -> None:
     """What it cannot have taken goes through ZeroMQ, without an error and without a second try."""
     with broker.producer(transport="local", retry_max=0) as producer:
-        producer.send("T", b"0", queue_id=0)
+        producer.send(topic, b"0", queue_id=0)
         line = channel_of(producer)._shortcut.line
         assert line is not None
         line.shut()
-        assert producer.send("T", b"1", queue_id=0).queue_offset == 1
-        until(lambda: producer.send("T", b"2", queue_id=0) and has_line(producer))
+        assert producer.send(topic, b"1", queue_id=0).queue_offset == 1
+        until(lambda: producer.send(topic, b"2", queue_id=0) and has_line(producer))
 
 
 @pytest.mark.parametrize(
@@ -205,13 +208,13 @@ def test_a_line_that_ended_meanwhile_costs_nothing(broker: Broker) -> None:
 )
 @pytest.mark.slow
 def test_a_message_that_is_too_large_ends_the_line_and_nothing_else(
-    broker: Broker, sent: bytes
+    broker: Broker, topic: str, sent: bytes
 ) -> None:
     with line_to(broker) as line, contextlib.suppress(ConnectionResetError, BrokenPipeError):
         line.sendall(sent)
         assert line.recv(100) == b""
     with broker.producer(transport="local") as producer:
-        producer.send("T", b"x")
+        producer.send(topic, b"x")
 
 
 def test_a_head_that_is_no_command_is_answered(broker: Broker) -> None:
@@ -238,11 +241,11 @@ def test_a_client_that_knows_packets_is_sent_to_zeromq(broker: Broker) -> None:
 
 
 def test_a_broker_that_knows_packets_is_asked_by_zeromq(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A released broker leaves `is_stream` out of its answer."""
     with broker.producer() as producer:
-        producer.send("T", b"x")
+        producer.send(topic, b"x")
         shortcut = channel_of(producer)._shortcut
         with pytest.raises(NotLocal, match="older"):
             shortcut.use(LineAddress("some-name", os.getuid()))
@@ -412,10 +415,10 @@ def test_without_descriptors_nobody_connects_in_vain(listener: LocalListener) ->
         Line(listener.name, os.getuid())
 
 
-def test_a_line_that_never_answered_is_not_asked_for_again(broker: Broker) -> None:
+def test_a_line_that_never_answered_is_not_asked_for_again(broker: Broker, topic: str) -> None:
     """As when another name space has somebody else behind that name."""
     with broker.producer(transport="local", timeout_s=WAIT_S) as producer:
-        producer.send("T", b"x")
+        producer.send(topic, b"x")
         channel = channel_of(producer)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         assert channel._shortcut.line is not None
@@ -430,7 +433,7 @@ def test_a_line_that_never_answered_is_not_asked_for_again(broker: Broker) -> No
         assert channel.wait(pending, WAIT_S)
         with pytest.raises(NotConfirmed, match="was lost"):
             pending.result()
-        assert producer.send("T", b"y").queue_offset >= 0
+        assert producer.send(topic, b"y").queue_offset >= 0
         assert channel._shortcut.line is None
         assert channel._shortcut.command is None
         ours.close()
@@ -521,11 +524,11 @@ def test_half_a_message_holds_up_nobody(listener: LocalListener) -> None:
     assert (request.request_id, len(request.payload[0])) == (7, 100_000)
 
 
-def test_a_consumer_reads_what_came_by_a_line(broker: Broker) -> None:
+def test_a_consumer_reads_what_came_by_a_line(broker: Broker, topic: str) -> None:
     with broker.producer(transport="local") as producer, Consumer(
-        broker.name_server, "g", "T", start="earliest", transport="zmq"
+        broker.name_server, f"g-{topic}", topic, start="earliest", transport="zmq"
     ) as consumer:  # fmt: skip
-        receipt = producer.send("T", b"body", tags="a", keys="k")
+        receipt = producer.send(topic, b"body", tags="a", keys="k")
         (message,) = consumer.poll(1, WAIT_S)
         assert (message.body, message.tags, message.keys) == (b"body", "a", "k")
         assert message.msg_id == receipt.msg_id

@@ -7,8 +7,6 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from inside import channel_of, commitlog_of
@@ -19,14 +17,9 @@ from cometmq.client.sending import delivery
 from cometmq.protocol.errors import NotConfirmed
 from cometmq.protocol.wire.line import Line
 from cometmq.protocol.wire.pending import Pending
+from cometmq.testing import OwnBroker
 
 WAIT_S = patient(60)
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path / "store", settings={"logLevel": "ERROR"}) as broker:
-        yield broker
 
 
 @pytest.fixture
@@ -47,20 +40,22 @@ def line_of(producer: AsyncProducer) -> Line | None:
     return channel_of(producer._producer)._shortcut.line
 
 
-async def read_by_loop(producer: AsyncProducer, heard_in: list[int]) -> None:
+async def read_by_loop(producer: AsyncProducer, topic: str, heard_in: list[int]) -> None:
     """Once its answers come in the thread of the loop."""
     while not heard_in or heard_in[-1] != threading.get_ident():
-        await producer.send("T", b"x")
+        await producer.send(topic, b"x")
 
 
-def test_answers_come_in_the_thread_of_the_loop(broker: Broker, heard_in: list[int]) -> None:
+def test_answers_come_in_the_thread_of_the_loop(
+    broker: Broker, topic: str, heard_in: list[int]
+) -> None:
     async def work() -> None:
         async with broker.async_producer(name="shop", transport="local") as producer:
-            await read_by_loop(producer, heard_in)
+            await read_by_loop(producer, topic, heard_in)
             heard_in.clear()
             for _ in range(20):
-                await producer.send("T", b"x")
-                async with producer.transaction("T", b"x"):
+                await producer.send(topic, b"x")
+                async with producer.transaction(topic, b"x"):
                     pass
             here = heard_in.count(threading.get_ident())
             assert here > len(heard_in) / 2, heard_in  # on a busy machine the other may be sooner
@@ -69,14 +64,14 @@ def test_answers_come_in_the_thread_of_the_loop(broker: Broker, heard_in: list[i
 
 
 def test_a_loop_that_is_held_up_does_not_keep_answers_from_others(
-    broker: Broker, heard_in: list[int]
+    broker: Broker, topic: str, heard_in: list[int]
 ) -> None:
     async def work() -> None:
         async with broker.async_producer(transport="local") as producer:
-            await read_by_loop(producer, heard_in)
+            await read_by_loop(producer, topic, heard_in)
             while True:
                 heard_in.clear()
-                waiting = await producer.send_async("T", b"held up")
+                waiting = await producer.send_async(topic, b"held up")
                 await asyncio.sleep(0)  # it has left
                 if not heard_in:
                     break
@@ -92,7 +87,7 @@ def test_a_loop_that_is_held_up_does_not_keep_answers_from_others(
 
 
 def test_a_loop_that_watches_no_descriptors_gets_its_answers_from_the_channel(
-    broker: Broker, heard_in: list[int], monkeypatch: pytest.MonkeyPatch
+    broker: Broker, topic: str, heard_in: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
         async with broker.async_producer(transport="local") as producer:
@@ -102,28 +97,34 @@ def test_a_loop_that_watches_no_descriptors_gets_its_answers_from_the_channel(
 
             monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", cannot)
             for _ in range(10):
-                await producer.send("T", b"x")
+                await producer.send(topic, b"x")
             assert threading.get_ident() not in heard_in
             assert channel_of(producer._producer)._lent is None  # or each would take 0.1 s
 
     asyncio.run(work())
 
 
-def test_what_a_loop_that_is_over_has_asked_is_heard(broker: Broker, heard_in: list[int]) -> None:
+def test_what_a_loop_that_is_over_has_asked_is_heard(
+    broker: Broker, topic: str, heard_in: list[int]
+) -> None:
     producer = broker.async_producer(transport="local")
 
     async def leave() -> None:
-        await read_by_loop(producer, heard_in)
-        await producer.send_async("T", b"left")
+        await read_by_loop(producer, topic, heard_in)
+        await producer.send_async(topic, b"left")
         await asyncio.sleep(0)
 
     asyncio.run(leave())
     producer._producer.flush()  # nobody waits for the loop
-    asyncio.run(read_by_loop(producer, heard_in))  # in another one
+    asyncio.run(read_by_loop(producer, topic, heard_in))  # in another one
     asyncio.run(producer.close())
 
 
-def test_a_writer_that_is_killed_costs_no_more_than_what_was_on_its_way(broker: Broker) -> None:
+def test_a_writer_that_is_killed_costs_no_more_than_what_was_on_its_way(
+    cometmq_own_broker: OwnBroker,
+) -> None:
+    broker, topic = cometmq_own_broker.broker, cometmq_own_broker.topic()
+
     async def work() -> None:
         async with broker.async_producer(
             name="shop", transport="local", timeout_s=WAIT_S
@@ -133,7 +134,7 @@ def test_a_writer_that_is_killed_costs_no_more_than_what_was_on_its_way(broker: 
             async def commit(count: int) -> None:
                 for _ in range(count):
                     try:
-                        async with producer.transaction("T", b"x") as transaction:
+                        async with producer.transaction(topic, b"x") as transaction:
                             pass
                     except NotConfirmed:
                         continue

@@ -14,6 +14,7 @@ from family import RunningBroker
 from inside import wait_dispatched
 from patience import patient
 from ports import free_ports
+from receiving import take
 
 from cometmq.client import Consumer, Message, PopConsumer, Producer
 from cometmq.protocol.commands import (
@@ -36,15 +37,6 @@ LOWERED = LEVELS | {"maxMessageSize": 4_096}
 def running(store: Path, settings: dict[str, Any]) -> Iterator[tuple[RunningBroker, str]]:
     with RunningBroker(store, settings) as broker:
         yield broker, broker.ready.name_server
-
-
-def take(consumer: Consumer, count: int) -> list[Message]:
-    found: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
-        found += consumer.poll(count - len(found), timeout_s=1)
-    return found
 
 
 def sizes(messages: list[Any]) -> list[int]:

@@ -12,11 +12,10 @@ import pytest
 import reference
 import slow_launcher
 from family import CHILDREN, RunningBroker, Sent
-from old_segments import until
 from paths import SEARCH
 from patience import patient
 from still import go_on, stop
-from waiting import has_ended
+from waiting import has_ended, until
 
 from cometmq.actors.runtime.roles import ROLES, doorbell_of, port_of, roles_of
 from cometmq.conf import BrokerSettings

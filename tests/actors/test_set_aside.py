@@ -10,7 +10,8 @@ import pytest
 from family import RunningBroker
 from fault.points import POINTS, Points
 from timer_world import World
-from transacting import WAIT_S, until
+from transacting import WAIT_S
+from waiting import until
 
 from cometmq.actors.runtime.inner import InnerRecords
 from cometmq.actors.tables.lean import DELIVERED, WAITING, lean
@@ -85,7 +86,7 @@ def check(broker: RunningBroker, *, once: bool = True) -> None:
     wanted = sorted(b"%d" % number for number in range(40) if number not in {0, 23})
     late = broker.read_queue("late", 0, 2 * len(wanted))
     assert sorted(each.body for each in late) == sorted(2 * wanted)
-    until("all are said", lambda: set_aside(broker) == 4 or not once)
+    until(lambda: set_aside(broker) == 4 or not once, says="all are said")
     for topic, queue_id in ((DELAY_TOPIC, 1), (TIMER_TOPIC, 0)):
         for number in (0, 23):
             said = f"message {number} of {topic}, queue {queue_id}, at physical offset "
@@ -166,7 +167,9 @@ def test_what_is_damaged_while_it_waits_is_not_delivered(tmp_path: Path) -> None
         for number in range(3):
             body = b"number %d" % number
             producer.send("late", body, queue_id=0, deliver_after=6, keys="the key")
-        until("the wheel has them", lambda: broker.statistics("scheduler")["timers_pending"] == 3)
+        until(
+            lambda: broker.statistics("scheduler")["timers_pending"] == 3, says="the wheel has them"
+        )
         second = broker.read_queue(TIMER_TOPIC, 0, 3)[1]
         (segment,) = (store / "commitlog").glob("0*0")
         at = segment.read_bytes().index(b"number 1")

@@ -15,6 +15,7 @@ import pytest
 from family import encode_batch, read_queue
 from patience import patient
 from scripted_ha import ALL, Replica
+from waiting import until
 
 from cometmq.actors.tables.retries import retry_topic
 from cometmq.client import Admin, Consumer, Message, Producer, Reject, Retry
@@ -70,13 +71,6 @@ def bodies(replica: Replica, topic: str, at_least: int) -> Tally[bytes]:
     end = replica.send("t", 0, [b"the last"])[0].queue_offset
     read_queue(replica.reader, "t", 0, end + 1)
     return Tally(each.body for each in read_queue(replica.reader, topic, 0, len(found)))
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, holds.__code__.co_freevars
-        time.sleep(0.02)
 
 
 def once(count: int = COUNT) -> Tally[bytes]:

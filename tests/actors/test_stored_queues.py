@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from coordinator_child import (
 )
 from family import RunningBroker, encode_batch
 from patience import patient
+from waiting import until
 
 from cometmq import Admin, Consumer, Message, PopConsumer, Producer, Reject, Retry, errors
 from cometmq.actors.coordination.coordinator import CoordinatorActor
@@ -66,13 +66,6 @@ def server(broker: RunningBroker) -> str:
     return broker.ready.name_server
 
 
-def until(what: str, condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def stored(broker: RunningBroker, topic: str) -> list[Message]:
     """Return all messages in the topic, from all queues."""
     with Admin(server(broker)) as admin:
@@ -82,7 +75,7 @@ def stored(broker: RunningBroker, topic: str) -> list[Message]:
 
 def check_queues(broker: RunningBroker, topic: str, queues: int, count: int) -> None:
     """Wait for `count` messages; all must be in the first `queues` queues."""
-    until(f"{count} messages in {topic}", lambda: len(stored(broker, topic)) >= count)
+    until(lambda: len(stored(broker, topic)) >= count, says=f"{count} messages in {topic}")
     assert len(stored(broker, topic)) == count
     assert {message.queue_id for message in stored(broker, topic)} <= set(range(queues))
 
@@ -129,15 +122,15 @@ def test_retries_come_after_more_retry_queues(
         handling(kind(server(broker), group, topic), handler),
     ):
         producer.send(topic, b"first")
-        until("its retry topic is there", lambda: b"first" in done)
+        until(lambda: b"first" in done, says="its retry topic is there")
         admin.update_group(group, {"retryQueueNums": 4})
         bodies = [b"%d" % number for number in range(MANY)]
         producer.send_many(topic, bodies)
-        until("all came again", lambda: len(done) == MANY + 1)
+        until(lambda: len(done) == MANY + 1, says="all came again")
         admin.update_group(group, {"retryQueueNums": 1})
         producer.send(topic, b"last")
-        until("with one again", lambda: b"last" in done)
-    until("no lag is left", lambda: admin.describe_group(group).lag == 0)
+        until(lambda: b"last" in done, says="with one again")
+    until(lambda: admin.describe_group(group).lag == 0, says="no lag is left")
     retry_topic = f"%RETRY%{group}_{topic}" if pops else f"%RETRY%{group}"
     queues = admin.describe_topic(retry_topic).read_queues
     assert queues == 4
@@ -176,7 +169,7 @@ def test_dead_letters(broker: RunningBroker, admin: Admin) -> None:
     with Producer(server(broker)) as producer:
         producer.send(topic, b"x")
         with handling(Consumer(server(broker), group, topic), handler):
-            until("it is dead", lambda: f"%DLQ%{group}" in admin.topics())
+            until(lambda: f"%DLQ%{group}" in admin.topics(), says="it is dead")
             check_queues(broker, f"%DLQ%{group}", 1, 1)
 
 
@@ -200,7 +193,7 @@ def test_what_waits_while_its_topic_gets_fewer_queues(
         admin.delete_topic(topic)
         if way == "made anew":
             admin.create_topic(topic, 3)
-    until("all are delivered", lambda: delivered(broker, topic) == 8)
+    until(lambda: delivered(broker, topic) == 8, says="all are delivered")
     if way == "delete":
         admin.create_topic(topic, 1)
     queues = 1 if way == "delete" else 3
@@ -212,7 +205,7 @@ def test_what_waits_while_its_topic_gets_fewer_queues(
             bodies.update(message.body for message in consumer.poll(100, timeout_s=1))
             return len(bodies) == 8
 
-        until("a group has all", has_all)
+        until(has_all, says="a group has all")
 
 
 def delivered(broker: RunningBroker, topic: str) -> int:

@@ -11,7 +11,8 @@ import stumbling_launcher
 from family import RunningBroker
 from paths import SEARCH
 from patience import patient
-from transacting import SETTINGS, WAIT_S, until
+from transacting import SETTINGS, WAIT_S
+from waiting import until
 
 from cometmq.client import PendingTransaction, Producer
 from cometmq.protocol.errors import CometError
@@ -34,7 +35,7 @@ def broker(tmp_path: Path, stumbles: Path) -> Iterator[RunningBroker]:
 
 def have_stumbled(broker: RunningBroker, *names: str) -> None:
     for name in names:
-        until(f"{name} stumbles", lambda: f"as the test wants it: {name}" in broker.log)  # noqa: B023
+        until(lambda: f"as the test wants it: {name}" in broker.log, says=f"{name} stumbles")  # noqa: B023
 
 
 def test_delays_and_timers_outlive_what_nobody_foresaw(
@@ -75,7 +76,7 @@ def test_transactions_outlive_what_nobody_foresaw(broker: RunningBroker, stumble
         with producer.transaction("paid", b"two"):
             pass
         assert asked.get(timeout=WAIT_S) == first.id
-    until("both are there", lambda: len(delivered_to(broker)) == 2)
+    until(lambda: len(delivered_to(broker)) == 2, says="both are there")
 
 
 def delivered_to(broker: RunningBroker) -> list[bytes]:

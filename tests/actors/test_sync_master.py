@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from family import RunningBroker
-from old_segments import until
 from patience import patient
 from ports import free_ports
 from scripted_slave import ScriptedSlave, log_bytes
+from waiting import until
 
 from cometmq import Broker, Producer
 from cometmq.errors import CometError, ConfigError, FlushSlaveTimeout, SlaveNotAvailable

@@ -20,9 +20,10 @@ import psutil
 import pytest
 from family import RunningBroker
 from patience import patient
+from receiving import take_and_ack
 from shared_data import data_path
 from still import stop
-from transacting import until
+from waiting import until
 
 from cometmq.actors.scheduling.scheduler import LOOK_S
 from cometmq.actors.scheduling.timers import Timers
@@ -54,17 +55,6 @@ def lines(count: int) -> list[bytes]:
 
 def due_of(message: Message) -> int:
     return int(message.properties["TIMER_DELIVER_MS"])
-
-
-def take(consumer: Consumer, count: int) -> list[Message]:
-    found: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count} came"
-        messages = consumer.poll(timeout_s=1)
-        consumer.ack(messages)
-        found += messages
-    return found
 
 
 async def send_from_tasks(broker: RunningBroker, bodies: list[bytes]) -> None:
@@ -109,7 +99,7 @@ def scheduler_held(broker: RunningBroker) -> Iterator[None]:
     try:
         yield
         wrote = broker.counter(Progress.WROTE)
-        until("all is dispatched", lambda: broker.counter(Progress.DISPATCHED) >= wrote)
+        until(lambda: broker.counter(Progress.DISPATCHED) >= wrote, says="all is dispatched")
     finally:
         scheduler.resume()
 
@@ -121,8 +111,8 @@ def test_messages_come_when_they_are_due(broker: RunningBroker) -> None:
     with Consumer(name_server(broker), "due", "due") as consumer:
         with scheduler_held(broker):
             times, receipts = send_in_all_ways(broker, bodies)
-            assert [each.body for each in take(consumer, 1)] == [b"now"]
-        found = take(consumer, 120)
+            assert [each.body for each in take_and_ack(consumer, 1)] == [b"now"]
+        found = take_and_ack(consumer, 120)
     assert sorted(each.body for each in found) == sorted(bodies)
     for each in found:
         assert each.store_timestamp_ms >= due_of(each)
@@ -148,7 +138,7 @@ def test_what_is_recalled_does_not_come(broker: RunningBroker) -> None:
             producer.recall(receipts[i] if i % 4 else receipts[i].recall_handle)
         producer.recall(receipts[0])  # twice is as good
         producer.send("recall", b"last", queue_id=0, deliver_after=6)
-        found = take(consumer, 11)
+        found = take_and_ack(consumer, 11)
         assert [each.body for each in found] == [b"%d" % i for i in range(1, 20, 2)] + [b"last"]
         with pytest.raises(TooLate, match="due at"):
             producer.recall(receipts[1])
@@ -209,7 +199,7 @@ def test_what_lingers_has_its_own_time(broker: RunningBroker) -> None:
                 stored.update((each.msg_id, (topic, each)) for each in found)
             return names <= stored.keys()
 
-        until("all are dispatched", look)
+        until(look, says="all are dispatched")
         for way, receipt in receipts:
             topic, message = stored[receipt.msg_id]
             if "delay_level" in way:
@@ -266,7 +256,7 @@ def test_times_that_have_passed_or_are_far(broker: RunningBroker) -> None:
         producer.send("past", b"just now", deliver_at=datetime.now(east))
         producer.send("past", b"negative", deliver_after=-5)
         far = producer.send("past", b"far", deliver_at=datetime(9999, 1, 1, tzinfo=UTC))
-        found = take(consumer, 3)
+        found = take_and_ack(consumer, 3)
         assert {each.body for each in found} == {b"long ago", b"just now", b"negative"}
         with pytest.raises(MessageIllegal, match="of at most"):
             producer.send("past", b"x", deliver_after=253_402_300_799)
@@ -522,5 +512,5 @@ def test_timercheck_goes_on_while_nothing_is_due(tmp_path: Path) -> None:
             return check is not None and check.read_ms > second_ms + 1_000
 
         began = time.monotonic()
-        until("timercheck goes on", is_past)
+        until(is_past, says="timercheck goes on")
         assert time.monotonic() - began < LOOK_S / 2

@@ -26,7 +26,8 @@ from ordering import program
 from paths import SEARCH
 from patience import patient
 from still import stop, stopped
-from transacting import SETTINGS, Decisions, Transacting, assert_agrees, until
+from transacting import SETTINGS, Decisions, Transacting, assert_agrees
+from waiting import until
 
 from cometmq.actors.tables.delays import Now
 from cometmq.actors.tables.transactions import (
@@ -480,8 +481,11 @@ def test_a_lost_end_is_asked_of_any_producer(broker: RunningBroker) -> None:
         commit = begin(dying, b"lost", "invoices")
         begin(dying, b"dropped", "invoices")
     with Producer(server(broker), name="lost", checker=checker):
-        until("both are ended", lambda: broker.statistics("commitlog")["transactions_rolled_back"])
-        until("it is committed", lambda: b"lost" in bodies(broker, "invoices"))
+        until(
+            lambda: broker.statistics("commitlog")["transactions_rolled_back"],
+            says="both are ended",
+        )
+        until(lambda: b"lost" in bodies(broker, "invoices"), says="it is committed")
         # Whoever comes back with the end that was lost hears that it is so.
         assert end(broker, "lost", commit) == [(0, "")]
         assert end(broker, "lost", otherwise(commit))[0][0] == TransactionFinished.code
@@ -508,7 +512,7 @@ def test_a_producer_is_asked_when_that_is_due(tmp_path: Path) -> None:
             for body in (b"one", b"two"):
                 began[body] = time.monotonic()
                 begin(dying, body, "invoices")
-                until("it is asked", lambda body=body: body in asked)
+                until(lambda body=body: body in asked, says="it is asked")
         for body, (at,) in asked.items():  # once
             assert 2.0 <= at - began[body] < 60
         assert broker.statistics("scheduler")["transactions_checked"] == 2
@@ -532,7 +536,7 @@ def test_a_checker_that_hangs_harms_no_other(broker: RunningBroker) -> None:
                 pass
             begin(helper._producer, b"another", "invoices")
             await asyncio.to_thread(
-                until, "another answers", lambda: b"another" in bodies(broker, "invoices")
+                until, lambda: b"another" in bodies(broker, "invoices"), says="another answers"
             )
 
     with Producer(server(broker), name="hangs", checker=hanging) as producer:
@@ -545,7 +549,7 @@ def test_a_checker_that_hangs_harms_no_other(broker: RunningBroker) -> None:
 def test_what_nobody_ends_is_given_up(broker: RunningBroker) -> None:
     with Producer(server(broker), name="gone") as producer:
         commit = begin(producer, b"given up")
-    until("it is given up", lambda: b"given up" in bodies(broker, GIVEN_UP_TOPIC))
+    until(lambda: b"given up" in bodies(broker, GIVEN_UP_TOPIC), says="it is given up")
     ((code, text),) = end(broker, "gone", commit)
     assert code == TransactionFinished.code
     assert "was given up after too many checks" in text
@@ -569,8 +573,8 @@ def test_a_large_one_behind_small_ones_hinders_no_check(tmp_path: Path) -> None:
             for size in sizes:
                 begin(producer, bytes(size))
         until(
-            "they are given up",
             lambda: sorted(map(len, bodies(broker, GIVEN_UP_TOPIC))) == sizes,
+            says="they are given up",
         )
 
 
@@ -604,8 +608,10 @@ def test_a_store_of_rocketmq_goes_on(name: str, tmp_path: Path) -> None:
     wanted = {row["gid"] for row in late["stored"][given_up]}
     with RunningBroker(store, settings) as broker, \
             Producer(server(broker), name="TxProducer", checker=checker):  # fmt: skip
-        until("as much is given up", lambda: wanted <= {
-            message.properties["gid"] for message in stored(broker, given_up)})  # fmt: skip
+        until(
+            lambda: wanted <= {each.properties["gid"] for each in stored(broker, given_up)},
+            says="as much is given up",
+        )
         assert asked == {row["gid"] for row in late["checks"]}
         for queue, rows in late["stored"].items():
             if not queue.startswith(("RMQ_SYS", GIVEN_UP_TOPIC)):
@@ -655,7 +661,7 @@ def test_once_whatever_is_killed(tmp_path: Path) -> None:
             for role in ("scheduler", "commitlog", "coordinator", "scheduler", "dispatcher"):
                 broker.kill(role)
                 done = len(decisions.confirmed)
-                until("it goes on", lambda: len(decisions.confirmed) > done + 8)  # noqa: B023
+                until(lambda: len(decisions.confirmed) > done + 8, says="it goes on")  # noqa: B023
         assert_agrees(broker, decisions)
 
 
@@ -679,8 +685,8 @@ def test_the_program_of_the_page_dies_at_every_line(broker: RunningBroker, tmp_p
         told = json.loads(run.stdout)
         assert told["died"] > 100, told
         rows = _rows(database)
-        until("all orders are delivered", lambda: set(rows) <= set(bodies(broker, "shop")))
-        until("nothing is pending", lambda: _pending(broker) == 0)
+        until(lambda: set(rows) <= set(bodies(broker, "shop")), says="all orders are delivered")
+        until(lambda: _pending(broker) == 0, says="nothing is pending")
     assert sorted(bodies(broker, "shop")) == sorted(rows) == sorted(_rows(database))
     assert 0 < len(rows) < told["orders"]
 

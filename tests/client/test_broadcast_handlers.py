@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import multiprocessing
 import threading
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from client_children import handle_until_killed, offsets_in
 from patience import patient
+from waiting import until
 
 from cometmq import Admin, AsyncConsumer, Broker, Consumer, Message, Reject, Retry
 from cometmq.errors import ArgumentIllegal
+from cometmq.testing import Sandbox
 
 WAIT_S = patient(60)
 COUNT = 100  # messages in each of two queues
-numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broadcast") / "store", profile="test") as broker:
-        yield broker
 
 
 @pytest.fixture
-def topic(broker: Broker) -> str:
-    name = f"cast{next(numbers)}"
-    with Admin(broker.name_server) as admin:
-        admin.create_topic(name, queues=2)
-    fill(broker, name, 0, COUNT)
+def topic(cometmq: Sandbox) -> str:
+    name = cometmq.topic("cast", queues=2)
+    fill(cometmq.broker, name, 0, COUNT)
     return name
 
 
@@ -47,20 +38,13 @@ def fill(broker: Broker, topic: str, first: int, end: int) -> None:
             producer.send_many(topic, bodies, queue_id=queue_id, keys="k")
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def place(message: Message) -> tuple[int, int]:
     return message.queue_id, message.queue_offset
 
 
 def kept(folder: Path, member: str = "m") -> dict[int, int]:
     """Where the file says that the member is."""
-    return offsets_in(folder / member / "g" / "offsets.json")
+    return offsets_in(folder / member / "cast" / "offsets.json")
 
 
 def commits(consumer: Consumer, folder: Path, expected: dict[int, int]) -> bool:
@@ -88,7 +72,7 @@ def run(
         return handler(unit)
 
     with broker.consumer(
-        "g", topic, broadcast=folder, member=member, max_reconsume_times=max_reconsume_times
+        "cast", topic, broadcast=folder, member=member, max_reconsume_times=max_reconsume_times
     ) as consumer:
         consumer.run(handle, **options)
 
@@ -104,7 +88,7 @@ async def run_async(
         return handler(message)
 
     async with AsyncConsumer(
-        broker.name_server, "g", topic, broadcast=folder, member="m"
+        broker.name_server, "cast", topic, broadcast=folder, member="m"
     ) as consumer:
         await consumer.run(handle)
 
@@ -135,7 +119,7 @@ def test_every_member_is_given_everything(broker: Broker, topic: str, tmp_path: 
     run(broker, topic, tmp_path, lambda each: seen["one"].append(place(each)), 2, member="one")
     assert sorted(seen["one"][-2:]) == [(0, COUNT), (1, COUNT)]
     with Admin(broker.name_server) as admin:
-        assert "g" not in {each.group for each in admin.groups()}
+        assert "cast" not in {each.group for each in admin.groups()}
 
 
 @pytest.mark.parametrize("way", ["threads", "tasks"])
@@ -168,7 +152,7 @@ def test_what_fails_is_dropped(
     assert told[f"{where % 5} is dropped: again after 0.01 s"].levelname == "WARNING"
     assert told[f"{where % 7} is dropped: seven"].levelname == "WARNING"
     with Admin(broker.name_server) as admin:
-        assert not any("%" in each for each in admin.topics())
+        assert not any("%" in each and "cast" in each for each in admin.topics())
 
 
 def test_progress_does_not_pass_what_is_at_work(broker: Broker, topic: str, tmp_path: Path) -> None:
@@ -183,7 +167,7 @@ def test_progress_does_not_pass_what_is_at_work(broker: Broker, topic: str, tmp_
             release.wait(WAIT_S)
         seen.append(place(message))
 
-    consumer = broker.consumer("g", topic, broadcast=tmp_path, member="m")
+    consumer = broker.consumer("cast", topic, broadcast=tmp_path, member="m")
     options = {"span": span, "concurrency": 4, "end_timeout_s": 0.01}
     thread = threading.Thread(target=consumer.run, args=(handle,), kwargs=options)
     thread.start()
@@ -231,7 +215,7 @@ def test_batches_by_key(broker: Broker, topic: str, tmp_path: Path) -> None:
             consumer.close()
         raise ValueError("no")
 
-    with broker.consumer("g", topic, broadcast=tmp_path, member="m") as consumer:
+    with broker.consumer("cast", topic, broadcast=tmp_path, member="m") as consumer:
         consumer.run(handle, batch=7, ordered_by=lambda message: message.queue_id)
     assert order == {queue_id: list(range(COUNT)) for queue_id in range(2)}
     assert kept(tmp_path) == {0: COUNT, 1: COUNT}
@@ -291,7 +275,7 @@ def test_a_handler_that_does_not_return(
             release.wait(WAIT_S)
             raise ValueError("too late")
 
-    consumer = broker.consumer("g", topic, broadcast=tmp_path, member="m")
+    consumer = broker.consumer("cast", topic, broadcast=tmp_path, member="m")
     options = {"stuck_s": 0.1, "consume_timeout_s": 0.2}
     thread = threading.Thread(target=consumer.run, args=(handle,), kwargs=options)
     thread.start()
@@ -312,7 +296,7 @@ def test_a_handler_that_wants_to_end(broker: Broker, topic: str, tmp_path: Path)
         if place(message) == (0, 4):
             raise SystemExit(3)
 
-    with broker.consumer("g", broadcast=tmp_path, member="m") as consumer:
+    with broker.consumer("cast", broadcast=tmp_path, member="m") as consumer:
         consumer.assign([(broker.name, topic, 0)])
         with pytest.raises(SystemExit):
             consumer.run(handle, concurrency=1)

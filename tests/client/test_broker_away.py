@@ -7,25 +7,18 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 from cli_process import start
 from client_fakes import Handle, fake_broker, start_broker
 from patience import patient
 from ports import free_ports
+from waiting import until
 
 from cometmq.client import AsyncConsumer, AsyncProducer, Consumer, Producer
 from cometmq.protocol import errors
 
 pytestmark = pytest.mark.timeout(120)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + patient(30)
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def of_the_client(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
@@ -51,7 +44,7 @@ def test_one_line_when_it_goes_and_one_when_it_is_back(
         assert consumer.connected
         assert not of_the_client(caplog)
         first.stop()
-        until(lambda: bool(of_the_client(caplog)), "nothing is said")
+        until(lambda: bool(of_the_client(caplog)), says="nothing is said")
         assert not consumer.connected
         away_until = time.monotonic() + 4  # several rounds of everything that tries again
         while time.monotonic() < away_until:
@@ -60,8 +53,8 @@ def test_one_line_when_it_goes_and_one_when_it_is_back(
         assert level == logging.WARNING
         assert "group g: broker b is away" in text
         with fake_broker(first.address, topics=["t"]) as second:
-            until(lambda: consumer.connected, "it is not back")
-            until(lambda: len(of_the_client(caplog)) > 1, "nothing is said")
+            until(lambda: consumer.connected, says="it is not back")
+            until(lambda: len(of_the_client(caplog)) > 1, says="nothing is said")
             with Producer(second.address) as producer:
                 producer.send_many("t", [b"y"] * 3, queue_id=0)  # the new one's first has been read
             messages = consumer.poll(timeout_s=patient(20))
@@ -82,11 +75,11 @@ def test_a_coordinator_that_is_back_at_once_is_not_told_of(
     with Producer(first.address) as producer:
         producer.send("t", b"x")
     with Consumer(first.address, "g", "t", auto_commit_ms=50) as consumer:
-        until(lambda: consumer.connected, "it does not connect")
+        until(lambda: consumer.connected, says="it does not connect")
         first.stop()
         with fake_broker(first.address, topics=["t"]) as second:
             second.wait_for(lambda fake: fake.joins)
-            until(lambda: consumer.connected, "it is not back")
+            until(lambda: consumer.connected, says="it is not back")
             assert not [text for _, text in of_the_client(caplog) if "away" in text]
 
 
@@ -107,7 +100,7 @@ def test_so_does_a_producer(caplog: pytest.LogCaptureFixture, linger_ms: int) ->
         (away,) = [text for _, text in of_the_client(caplog) if "away" in text]
         assert "a producer: broker b is away" in away
         with fake_broker(first.address, topics=["t"]):
-            until(lambda: stored(producer), "nothing can be sent")
+            until(lambda: stored(producer), says="nothing can be sent")
             assert producer.connected
             (back,) = [text for _, text in of_the_client(caplog) if "is back after" in text]
             assert "a producer: broker b is back" in back

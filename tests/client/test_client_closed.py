@@ -25,13 +25,6 @@ from cometmq import (
 from cometmq.errors import ClientClosed, ClosedUnconfirmed, CometError, NotConfirmed
 from cometmq.protocol.commands import SendMessages
 
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("closed") / "store", profile="test") as running:
-        yield running
-
-
 PRODUCER: dict[str, Callable[[Any], Any]] = {
     "send": lambda each: each.send("t", b"x"),
     "send to another topic": lambda each: each.send("u", b"x"),

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 import pytest
 from client_fakes import Handle, fake_broker, start_broker
 from patience import patient
+from receiving import take
 
-from cometmq.client import Consumer, Message, Producer
+from cometmq.client import Consumer, Producer
 from cometmq.protocol import errors
 from cometmq.protocol.commands import (
     CommitOffsets,
@@ -36,15 +37,6 @@ def fill(handle: Handle, count: int, *, topic: str = "t", tags: str | None = Non
         for queue_id in range(4):
             bodies = [f"{queue_id}:{i}".encode() for i in range(count)]
             producer.send_many(topic, bodies, queue_id=queue_id, tags=tags)
-
-
-def take(consumer: Consumer, count: int) -> list[Message]:
-    found: list[Message] = []
-    deadline = time.monotonic() + patient(60)
-    while len(found) < count:
-        found += consumer.poll(count - len(found))
-        assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
-    return found
 
 
 def offsets(handle: Handle, group: str = "g") -> list[int]:

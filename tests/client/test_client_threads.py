@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from client_fakes import Handle, fake_broker
 from patience import patient
+from waiting import until
 
 from cometmq import Broker
 from cometmq.client import Admin, AsyncProducer, Consumer, Producer
@@ -50,13 +51,6 @@ def within(limit_s: float) -> Iterator[None]:
     began = time.monotonic()
     yield
     assert time.monotonic() - began < limit_s
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def ours() -> list[threading.Thread]:

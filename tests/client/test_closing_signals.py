@@ -15,12 +15,6 @@ from cometmq import Admin, Broker, Consumer, PopConsumer
 WAIT_S = patient(60)
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("signals") / "store", profile="test") as running:
-        yield running
-
-
 @pytest.fixture
 def hangs() -> Iterator[None]:
     """What waits for itself is an error here and not the end of all tests."""

@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 import pytest
 from client_fakes import CommandT, FakeBroker, Handle, fake_broker
 from patience import patient
+from receiving import take
 
 from cometmq.actors.runtime.service import Request
-from cometmq.client import Admin, Consumer, Message, Producer
+from cometmq.client import Admin, Consumer, Producer
 from cometmq.client.administration.descriptions import OffsetMove
 from cometmq.protocol import errors
 from cometmq.protocol.commands import (
@@ -41,15 +42,6 @@ def broker() -> Iterator[Handle]:
 def consumer_of(handle: Handle, **options: object) -> Consumer:
     options.setdefault("auto_commit_ms", 3_600_000)
     return Consumer(handle.address, "g", "t", **options)  # type: ignore[arg-type]
-
-
-def take(consumer: Consumer, count: int) -> list[Message]:
-    found: list[Message] = []
-    while len(found) < count:
-        messages = consumer.poll(count - len(found), patient(10))
-        assert messages, f"{len(found)} of {count} messages came"
-        found += messages
-    return found
 
 
 def asked(broker: Handle, kind: type[CommandT], count: int) -> list[CommandT]:

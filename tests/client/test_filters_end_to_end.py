@@ -9,15 +9,14 @@ import re
 import subprocess
 import sys
 import tarfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from patience import patient
+from receiving import take_and_ack
 from shared_data import data_path
 
-from cometmq import Admin, AsyncConsumer, Broker, Consumer, Message, Producer
+from cometmq import Admin, AsyncConsumer, Broker, Consumer, Producer
 from cometmq.protocol.commands import (
     BrokerEndpoints,
     BrokerList,
@@ -39,13 +38,12 @@ COUNT = 400
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def broker(cometmq_broker: Broker) -> Broker:
     """Its topic `calls` has codes, hosts and tags by number; `numbers_of` says which match."""
-    with Broker(tmp_path_factory.mktemp("filters") / "store") as broker:
-        with broker.producer() as producer:
-            for number in range(COUNT):
-                send(producer, "calls", number)
-        yield broker
+    with cometmq_broker.producer() as producer:
+        for number in range(COUNT):
+            send(producer, "calls", number)
+    return cometmq_broker
 
 
 def send(producer: Producer, topic: str, number: int) -> None:
@@ -65,14 +63,7 @@ def wanted(*, even: bool = False) -> list[int]:
 
 
 def take(consumer: Consumer, count: int) -> list[int]:
-    found: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
-        messages = consumer.poll(1024, 1)
-        consumer.ack(messages)
-        found += messages
-        assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
-    return sorted(int(message.body) for message in found)
+    return sorted(int(message.body) for message in take_and_ack(consumer, count))
 
 
 @pytest.mark.parametrize("transport", ["mapped", "zmq", "auto"])

@@ -135,17 +135,17 @@ def shut_line(producer: Producer) -> None:
     line.shut()
 
 
-def until_line(producer: Producer) -> None:
+def until_line(producer: Producer, topic: str = "T") -> None:
     for _ in range(1_000):
-        producer.send("T", b"?", queue_id=0).wait()
+        producer.send(topic, b"?", queue_id=0).wait()
         if has_line(producer):
             return
     raise AssertionError("no line")
 
 
-def bodies_of(broker: Broker, count: int) -> list[bytes]:
+def bodies_of(broker: Broker, count: int, topic: str = "T") -> list[bytes]:
     found: list[bytes] = []
-    with broker.consumer("g", "T") as consumer:
+    with broker.consumer(f"g-{topic}", topic, start="earliest") as consumer:
         while len(found) < count:
             messages = consumer.poll(4096, WAIT_S)
             assert messages, f"{len(found)} of {count} messages came"
@@ -154,12 +154,6 @@ def bodies_of(broker: Broker, count: int) -> list[bytes]:
 
 
 # --- handed over ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    with Broker(tmp_path / "store", settings={"logLevel": "ERROR"}) as broker:
-        yield broker
 
 
 class Relay:
@@ -242,10 +236,10 @@ class Relay:
 
 
 @contextlib.contextmanager
-def relayed(broker: Broker, producer: Producer) -> Iterator[Relay]:
+def relayed(topic: str, producer: Producer) -> Iterator[Relay]:
     """Between the producer and the commitlog process; lines are not concerned."""
-    producer.send("T", b"begin", queue_id=0).wait()  # nobody asks for a channel beside us now
-    endpoint = producer._sender.delivery.topics["T"].lanes[0].endpoint
+    producer.send(topic, b"begin", queue_id=0).wait()  # nobody asks for a channel beside us now
+    endpoint = producer._sender.delivery.topics[topic].lanes[0].endpoint
     producer._sender.routes.retire(endpoint)
     relay = Relay(endpoint)
     request = (
@@ -254,28 +248,30 @@ def relayed(broker: Broker, producer: Producer) -> Iterator[Relay]:
     producer._sender.routes._channels[endpoint] = Channel(
         relay.address, "relay", line_request=request
     )
-    producer.send("T", b"through", queue_id=0).wait()
+    producer.send(topic, b"through", queue_id=0).wait()
     try:
         yield relay
     finally:
         relay.close()
 
 
-def test_what_was_given_up_is_not_stored_behind_what_went_another_way(broker: Broker) -> None:
+def test_what_was_given_up_is_not_stored_behind_what_went_another_way(
+    broker: Broker, topic: str
+) -> None:
     """One goes through ZeroMQ, as its local connection has ended, and is held up; the next one has
     a local connection again."""
     with (
         broker.producer(timeout_s=WAIT_S, transport="auto") as producer,
-        relayed(broker, producer) as relay,
+        relayed(topic, producer) as relay,
     ):
-        until_line(producer)
+        until_line(producer, topic)
         relay.passes.clear()
         shut_line(producer)
         given_up = None
         with hasty(producer, 1):
             while not isinstance(given_up, NotConfirmed):  # but not even handed over
                 with pytest.raises((NotConfirmed, NotReachable)) as raised:
-                    producer.send("T", b"large" + bytes(LARGE), queue_id=0)
+                    producer.send(topic, b"large" + bytes(LARGE), queue_id=0)
                 given_up = raised.value
         assert "may be stored, also later, until" in str(given_up)
         assert relay.has_kept.acquire(timeout=WAIT_S)
@@ -283,12 +279,12 @@ def test_what_was_given_up_is_not_stored_behind_what_went_another_way(broker: Br
         answer = commitlog.ask(GetLine(boot_id(), is_stream=True))
         commitlog.stop()
         channel_of(producer)._shortcut.use(answer)
-        producer.send("T", b"small", queue_id=0)
+        producer.send(topic, b"small", queue_id=0)
         assert has_line(producer)
         relay.passes.set()
         shut_line(producer)
-        last = producer.send("T", b"last" + bytes(LARGE), queue_id=0)  # behind it, the same way
-        found = bodies_of(broker, last.queue_offset + 1)
+        last = producer.send(topic, b"last" + bytes(LARGE), queue_id=0)  # behind it, the same way
+        found = bodies_of(broker, last.queue_offset + 1, topic)
     assert [body[:5] for body in found[-2:]] == [b"small", b"last\0"]
     assert not any(body.startswith(b"large") for body in found)
 
@@ -296,47 +292,47 @@ def test_what_was_given_up_is_not_stored_behind_what_went_another_way(broker: Br
 @pytest.mark.parametrize("linger_ms", [0, 1])
 @pytest.mark.slow
 def test_what_is_sent_again_is_not_stored_once_more_behind_others(
-    broker: Broker, linger_ms: float
+    broker: Broker, topic: str, linger_ms: float
 ) -> None:
     """The connection is lost for the producer, and what it had said arrives late."""
     with (
         broker.producer(timeout_s=WAIT_S, transport="zmq", linger_ms=linger_ms) as producer,
-        relayed(broker, producer) as relay,
+        relayed(topic, producer) as relay,
     ):
         relay.passes.clear()
-        first = producer.send_async("T", b"first", queue_id=0)
+        first = producer.send_async(topic, b"first", queue_id=0)
         assert relay.has_kept.acquire(timeout=WAIT_S)
         arrive = relay.cut()
         first.result(WAIT_S)
-        producer.send("T", b"second", queue_id=0).wait()
+        producer.send(topic, b"second", queue_id=0).wait()
         arrive()
         with broker.producer(transport="zmq", timeout_s=WAIT_S) as other:
             # The broker takes what a connection holds in turn; many turns later it has come.
             for _ in range(200):
-                last = other.send("T", b"later", queue_id=0)
-        found = bodies_of(broker, last.queue_offset + 1)
+                last = other.send(topic, b"later", queue_id=0)
+        found = bodies_of(broker, last.queue_offset + 1, topic)
     assert [body for body in found if body in (b"first", b"second")] == [b"first", b"second"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("linger_ms", [0, 1])
 def test_order_within_a_queue_after_the_writer_stood_still(
-    broker: Broker, linger_ms: float
+    broker: Broker, topic: str, linger_ms: float
 ) -> None:
     """Large and small go into a process that is stopped, and time out one by one."""
     sent = [b"%03d" % number + bytes(LARGE if number % 3 == 0 else 0) for number in range(6)]
     commitlog: psutil.Process = commitlog_of(broker)
     with broker.producer(timeout_s=WAIT_S, transport="auto", linger_ms=linger_ms) as producer:
-        until_line(producer)
+        until_line(producer, topic)
         with stopped(commitlog.pid), hasty(producer, 0.8):
             for body in sent:
                 with pytest.raises((NotConfirmed, NotReachable)):
-                    producer.send("T", body, queue_id=0).wait()
+                    producer.send(topic, body, queue_id=0).wait()
         with contextlib.suppress(NotConfirmed, NotReachable):  # of those before
             producer.flush()
-        last = producer.send("T", b"last" + bytes(LARGE), queue_id=0).wait()
-        producer.send("T", b"last", queue_id=0).wait()
-        found = bodies_of(broker, last.queue_offset + 2)
+        last = producer.send(topic, b"last" + bytes(LARGE), queue_id=0).wait()
+        producer.send(topic, b"last", queue_id=0).wait()
+        found = bodies_of(broker, last.queue_offset + 2, topic)
     stored = [body for body in found if body in sent]
     assert stored == sorted(stored)
     assert len(stored) == len(set(stored))

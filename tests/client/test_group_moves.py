@@ -12,16 +12,19 @@ from pathlib import Path
 
 import pytest
 from patience import patient
+from receiving import take
 from shared_data import data_path
+from waiting import until
 
 from cometmq.broker import Broker
-from cometmq.client import Admin, Consumer, Message
+from cometmq.client import Admin
 from cometmq.client.administration.descriptions import (
     GroupQueueDescription,
     OffsetMove,
     SubscriptionDifference,
 )
 from cometmq.protocol import errors
+from cometmq.testing import Sandbox
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,35 +33,20 @@ LINES = 2_000
 WAIT_S = patient(60)
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker") / "store", profile="test") as broker:
-        yield broker
-
-
-@pytest.fixture(scope="module")
-def admin(broker: Broker) -> Iterator[Admin]:
-    with Admin(broker.name_server) as admin:
-        yield admin
+@pytest.fixture
+def admin(cometmq: Sandbox) -> Admin:
+    return cometmq.admin
 
 
 @pytest.fixture
-def topic(broker: Broker, admin: Admin, request: pytest.FixtureRequest) -> str:
+def topic(broker: Broker, cometmq: Sandbox) -> str:
     """As many queues as members, with lines of a real log."""
-    name = request.node.name
-    admin.create_topic(name, queues=MEMBERS)
+    name = cometmq.topic("moves", MEMBERS)
     with data_path("loghub", "HDFS.log").open("rb") as log, broker.producer() as producer:
         lines = [line.rstrip() for line in islice(log, LINES)]
         for queue_id in range(MEMBERS):
             producer.send_many(name, lines[queue_id::MEMBERS], queue_id=queue_id)
     return name
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def joined(admin: Admin, group: str) -> int:
@@ -99,7 +87,7 @@ def members(broker: Broker, topic: str, admin: Admin) -> Iterator[list[Reading]]
     """A group of the topic's name, each of its members with a queue."""
     found = [Reading(broker, topic, topic, 0.02) for _ in range(MEMBERS)]
     try:
-        wait_for(lambda: len({each.member for each in queues(admin, topic)}) == MEMBERS)
+        until(lambda: len({each.member for each in queues(admin, topic)}) == MEMBERS)
         yield found
     finally:
         for each in found:
@@ -136,7 +124,7 @@ def test_members_go_on_at_the_new_place(
 ) -> None:
     """Back, forth and back, while all of them read and commit."""
     per_queue = LINES // MEMBERS
-    wait_for(lambda: min(admin.committed(topic, topic).values()) > per_queue // 4)
+    until(lambda: min(admin.committed(topic, topic).values()) > per_queue // 4)
     took = []
     for to, place in (("earliest", 0), (7, 7), ("earliest", 0)):
         since = time.monotonic()
@@ -145,12 +133,12 @@ def test_members_go_on_at_the_new_place(
         else:
             for queue_id in range(MEMBERS):
                 admin.reset_offsets(topic, topic, to, queue_id)
-        wait_for(partial(has_come, members, since, place))
+        until(partial(has_come, members, since, place))
         took.append(max(first_after(members, since, place).values()))
     record_property("reset_s", took)
     print("all members at the new place after", [f"{each:.3f} s" for each in took])
     # Nothing that was read before undoes it: each is handed all from there on, and in order.
-    wait_for(lambda: set(admin.committed(topic, topic).values()) == {per_queue})
+    until(lambda: set(admin.committed(topic, topic).values()) == {per_queue})
     offsets = defaultdict(list)
     for _, queue_id, offset in handed(members):
         offsets[queue_id].append(offset)
@@ -169,8 +157,8 @@ def test_a_reset_forward_passes_over_what_is_left(
     with broker.producer() as producer:
         for queue_id in range(MEMBERS):
             producer.send(topic, b"new", queue_id=queue_id)
-    wait_for(lambda: len(first_after(members, 0, end)) == MEMBERS)
-    wait_for(lambda: set(admin.committed(topic, topic).values()) == {end + 1})
+    until(lambda: len(first_after(members, 0, end)) == MEMBERS)
+    until(lambda: set(admin.committed(topic, topic).values()) == {end + 1})
     for reading in members:
         reading.stop()
     last = {queue_id: offset for _, queue_id, offset in handed(members)}
@@ -208,15 +196,6 @@ def test_a_clone_reads_on_where_the_group_is(admin: Admin, broker: Broker, topic
         admin.clone_offsets("nobody", "second")
 
 
-def take(consumer: Consumer, count: int) -> list[Message]:
-    found: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
-        found += consumer.poll(count - len(found), 1)
-        assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
-    return found
-
-
 def test_a_group_that_may_not_consume_and_may_again(
     admin: Admin, broker: Broker, topic: str
 ) -> None:
@@ -234,12 +213,12 @@ def test_a_group_that_may_not_consume_and_may_again(
                 return "group quiet may not consume" in str(error)
             return False
 
-        wait_for(refused)
+        until(refused)
         consumer.commit()  # what was done counts
         settings = admin.describe_group("quiet").settings
         assert (settings["consumeEnable"], settings["retryMaxTimes"]) == (False, 3)
         admin.update_group("quiet", {"consumeEnable": True})
-        wait_for(lambda: not refused())
+        until(lambda: not refused())
         take(consumer, 1)
     with pytest.raises(errors.BadRequest, match="is retryMaxTimes meant"):
         admin.update_group("quiet", {"retryMaxTime": 3})
@@ -253,7 +232,7 @@ def test_differing_tags(admin: Admin, broker: Broker, topic: str) -> None:
         broker.consumer("differing", topic, tags="a", member="two"),
         broker.consumer("differing", topic, tags="b", member="three"),
     ):
-        wait_for(lambda: joined(admin, "differing") == 3)
+        until(lambda: joined(admin, "differing") == 3)
         report = admin.describe_group("differing")
         assert report.differences == [SubscriptionDifference("three", topic, "b", "a")]
         admin.update_group("differing", {"sameSubscriptions": True})

@@ -24,6 +24,7 @@ from inside import queues_of
 from patience import patient
 from ports import free_ports
 from shared_data import data_path
+from waiting import until
 
 import cometmq.client.handling.dispatcher as dispatching
 import cometmq.client.handling.returns as returning
@@ -42,18 +43,9 @@ from cometmq.protocol.wire.channel import Channel
 WAIT_S = patient(60)
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """Whatever fails comes again after a second."""
-    store = tmp_path_factory.mktemp("handlers") / "store"
-    settings = {"messageDelayLevel": "1s 1s 1s 1s"}
-    with Broker(store, profile="test", settings=settings) as running:
-        yield running
-
-
 @pytest.fixture
-def topic(broker: Broker, request: pytest.FixtureRequest) -> str:
-    return "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
+def topic(request: pytest.FixtureRequest) -> str:
+    return "handlers-" + "".join(each if each.isalnum() else "-" for each in request.node.name)[:90]
 
 
 def fill(broker: Broker, topic: str, count: int, queues: int = 1) -> None:
@@ -62,13 +54,6 @@ def fill(broker: Broker, topic: str, count: int, queues: int = 1) -> None:
         for queue_id in range(queues):
             bodies = [b"%d" % number for number in range(count)]
             producer.send_many(topic, bodies, queue_id=queue_id, keys="k")
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @contextmanager

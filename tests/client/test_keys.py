@@ -22,13 +22,7 @@ BAD: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("keys") / "store", profile="test") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def producer(broker: Broker) -> Iterator[Producer]:
     with broker.producer(name="keys") as running:
         running.send("t", b"the topic is there")
@@ -114,7 +108,7 @@ def test_appender_takes_keys_as_one_text(tmp_path: Path) -> None:
 def test_property_without_a_value_is_left_out(broker: Broker, producer: Producer) -> None:
     """An empty property is omitted, as documented: RocketMQ's decoder ignores it."""
     given = {"empty": "", "full": "x"}
-    with broker.consumer("g", "empties") as consumer:
+    with broker.consumer("keys", "empties") as consumer:
         producer.send("empties", b"one", properties=given)
         producer.send_many("empties", [b"many"], properties=given)
         messages: list[Any] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,23 +19,16 @@ from cometmq.client.receiving.beginning import Beginning
 from cometmq.protocol.commands import BeginGroup, Command
 from cometmq.protocol.errors import BadRequest
 from cometmq.protocol.wire.channel import Channel
+from cometmq.testing import Sandbox
 
 WAIT_S = patient(60)
 KINDS = ["group", "assigned", "broadcast"]
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("latest") / "store", profile="test") as running:
-        yield running
-
-
 @pytest.fixture
-def topic(broker: Broker, request: pytest.FixtureRequest) -> str:
-    name = "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
-    with Admin(broker.name_server) as admin:
-        admin.create_topic(name, queues=2)
-    send(broker, name, 2, "old")
+def topic(cometmq: Sandbox) -> str:
+    name = cometmq.topic("latest", queues=2)
+    send(cometmq.broker, name, 2, "old")
     return name
 
 

@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections import Counter as Counts
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from client_children import consume_until_killed, hand_back
 from family import RunningBroker, send_batch
 from patience import patient
 from ports import free_ports
+from receiving import take_and_ack
 from shared_data import data_path
 from still import go_on, stopped
+from waiting import until
 
 from cometmq import Admin, AsyncConsumer, Broker, Consumer, Message, Producer
 from cometmq.client.receiving import pulling
@@ -62,24 +64,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         yield broker
 
 
-def take(consumer: Consumer, count: int, max_count: int = 1024) -> list[Message]:
-    found: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
-        messages = consumer.poll(max_count, 1)
-        consumer.ack(messages)
-        found += messages
-        assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
-    return found
-
-
-def until(condition: Callable[[], bool], what: str = "") -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def stores_of(consumer: Consumer) -> list[MappedStore]:
     """What the consumer has mapped and reads."""
     mapped = consumer._receiver.puller._mapped
@@ -108,7 +92,7 @@ def test_the_same_comes_both_ways(broker: Broker, name: str) -> None:
     found = {}
     for transport in ("mapped", "zmq", "auto"):
         with broker.consumer(f"same-{transport}", name, transport=transport) as consumer:
-            found[transport] = as_seen(take(consumer, len(lines)))
+            found[transport] = as_seen(take_and_ack(consumer, len(lines)))
             assert consumer.poll(1, 0.05) == []
             if transport != "zmq":
                 assert len(stores_of(consumer)) == 1
@@ -121,7 +105,7 @@ def test_a_queues_order_is_kept(broker: Broker) -> None:
         for start in range(0, 3_000, 300):
             bodies = [str(i).encode() for i in range(start, start + 300)]
             producer.send_many("ordered", bodies, queue_id=2)
-            assert [m.body for m in take(consumer, 300, max_count=77)] == bodies
+            assert [m.body for m in take_and_ack(consumer, 300, at_once=77)] == bodies
 
 
 @pytest.mark.parametrize("transport", ["mapped", "zmq"])
@@ -132,7 +116,7 @@ def test_tags(broker: Broker, transport: str) -> None:
         for number in range(400):
             producer.send(topic, b"%d" % number, tags=["Aa", "BB", "c", None][number % 4])
     with broker.consumer("g", topic, tags="Aa || c", transport=transport) as consumer:
-        found = take(consumer, 200)
+        found = take_and_ack(consumer, 200)
         assert Counts(message.tags for message in found) == {"Aa": 100, "c": 100}
         assert consumer.poll(1, 0.1) == []
         consumer.commit()
@@ -155,7 +139,7 @@ def test_two_groups_and_two_members(broker: Broker) -> None:
         until(lambda: {len(first.assignment), len(second.assignment)} == {4})
         bodies = [str(i).encode() for i in range(4_000)]
         producer.send_many("groups", bodies)
-        assert sorted(m.body for m in take(alone, 4_000)) == sorted(bodies)
+        assert sorted(m.body for m in take_and_ack(alone, 4_000)) == sorted(bodies)
         shared: list[Message] = []
         deadline = time.monotonic() + WAIT_S
         while len(shared) < 4_000:
@@ -171,7 +155,7 @@ def test_messages_outlive_the_mapping(broker: Broker) -> None:
     with broker.producer() as producer:
         producer.send_many("views", [b"kept"] * 10)
     with broker.consumer("g", "views") as consumer:
-        messages = take(consumer, 10)
+        messages = take_and_ack(consumer, 10)
     assert [m.body for m in messages] == [b"kept"] * 10
 
 
@@ -179,7 +163,7 @@ def test_a_queue_that_is_being_given_up_hands_out_nothing_more(broker: Broker) -
     """It waits for what the user has in hand; what comes meanwhile is the next owner's."""
     with broker.producer() as producer, broker.consumer("g", "given") as consumer:
         producer.send("given", b"in hand", queue_id=0)
-        take(consumer, 1)  # so it is known that the user acknowledges
+        take_and_ack(consumer, 1)  # so it is known that the user acknowledges
         producer.send("given", b"in hand", queue_id=0)
         until(lambda: bool(consumer.poll(1, 1)))
         owned = consumer._receiver.owned
@@ -205,9 +189,9 @@ def test_seek_and_new_queues(broker: Broker) -> None:
         with broker.producer() as producer:
             for queue_id in range(8):
                 producer.send("young", b"x", queue_id=queue_id)
-                assert take(consumer, 1)[0].queue_id == queue_id
+                assert take_and_ack(consumer, 1)[0].queue_id == queue_id
         consumer.seek("earliest")
-        assert len(take(consumer, 8)) == 8
+        assert len(take_and_ack(consumer, 8)) == 8
         consumer.seek("latest")
         assert consumer.poll(1, 0.1) == []
 
@@ -223,7 +207,7 @@ def test_more_queues_than_a_sleeper_takes(tmp_path: Path) -> None:
             until(lambda: consumer.poll(1, 0.01) == [] and len(consumer.assignment) == 200)
             for number in range(200):
                 producer.send("wide", b"%d" % number, queue_id=number)
-                (message,) = take(consumer, 1)
+                (message,) = take_and_ack(consumer, 1)
                 assert (message.queue_id, message.body) == (number, b"%d" % number)
 
 
@@ -238,7 +222,7 @@ def test_a_damaged_record_is_not_delivered(
             segment.seek(at + 150)
             segment.write(b"#")
         with Consumer(broker.ready.name_server, "g", "t", transport="mapped") as consumer:
-            assert [m.body[:1] for m in take(consumer, 2)] == [b"a", b"c"]
+            assert [m.body[:1] for m in take_and_ack(consumer, 2)] == [b"a", b"c"]
             assert consumer.poll(1, 0.1) == []
             until(
                 lambda: [q.progress.done for q in consumer._receiver.owned.find(None, None)] == [3]
@@ -382,7 +366,7 @@ def test_processes_of_the_broker_are_killed(tmp_path: Path) -> None:
             broker.kill(role)
             producer.send_many("t", [b"after"] * 100)
             expected += 200
-            messages = take(consumer, 200)
+            messages = take_and_ack(consumer, 200)
             assert Counts(m.body for m in messages) == {b"before": 100, b"after": 100}
             assert len(messages) == 200
 
@@ -402,12 +386,12 @@ def test_a_dispatcher_that_stands_still(tmp_path: Path) -> None:
             Consumer(broker.ready.name_server, "g", "t", transport="mapped") as consumer,
         ):
             producer.send_many("t", [b"after"] * 100, queue_id=0)
-            assert len(take(consumer, 200)) == 200
+            assert len(take_and_ack(consumer, 200)) == 200
             assert len(stores_of(consumer)) == 1
             producer.send("t", b"new", queue_id=1)
             assert consumer.poll(1, 0.1) == []
             go_on(dispatcher)
-            assert [m.body for m in take(consumer, 1)] == [b"new"]
+            assert [m.body for m in take_and_ack(consumer, 1)] == [b"new"]
 
 
 @pytest.mark.slow
@@ -419,7 +403,7 @@ def test_another_store_at_the_same_place(tmp_path: Path) -> None:
     with Consumer(name_server, "g", "t", transport="mapped") as consumer:
         with Producer(name_server) as producer:
             producer.send_many("t", [b"first"] * 2_000, queue_id=0)
-        take(consumer, 100, 100)  # most of it waits in the first store
+        take_and_ack(consumer, 100, 100)  # most of it waits in the first store
         first.kill_all()
         store.rename(tmp_path / "aside")
         with RunningBroker(store, settings), Producer(name_server) as producer:
@@ -445,7 +429,7 @@ def test_a_store_whose_files_are_taken_away_says_nothing_of_its_queues(tmp_path:
             for topic in ("t", "u"):
                 producer.send_many(topic, [b"one"] * 10, queue_id=0)
         with Consumer(name_server, "g", "t", transport="mapped") as consumer:
-            assert len(take(consumer, 10)) == 10
+            assert len(take_and_ack(consumer, 10)) == 10
             (mapped,) = stores_of(consumer)
             selected = selection_of("*", "")
             path = broker.store / "consumequeue" / "u" / "0" / segment_name(0)
@@ -501,7 +485,7 @@ def test_without_the_right_to_read(broker: Broker) -> None:
     os.seteuid(NOBODY)
     try:
         with broker.consumer("auto", "rights") as consumer:
-            assert len(take(consumer, 100)) == 100
+            assert len(take_and_ack(consumer, 100)) == 100
             assert stores_of(consumer) == []
         with pytest.raises(NotMapped, match="Permission denied"):
             broker.consumer("forced", "rights", transport="mapped")
@@ -518,7 +502,7 @@ def test_another_users_store_is_mapped_only_when_asked_for(tmp_path: Path) -> No
             producer.send_many("t", [b"x"] * 100)
         for transport, count in (("auto", 0), ("zmq", 0), ("mapped", 1)):
             with Consumer(name_server, transport, "t", transport=transport) as consumer:
-                assert len(take(consumer, 100)) == 100
+                assert len(take_and_ack(consumer, 100)) == 100
                 mapped = 0 if transport == "zmq" else len(stores_of(consumer))
                 assert mapped == count
 
@@ -530,7 +514,7 @@ def test_segments_that_cannot_be_read(tmp_path: Path) -> None:
         name_server = broker.ready.name_server
         with Producer(name_server) as producer, Consumer(name_server, "g", "t") as consumer:
             producer.send_many("t", [b"1"] * 100, queue_id=0)
-            assert len(take(consumer, 100)) == 100
+            assert len(take_and_ack(consumer, 100)) == 100
             assert len(stores_of(consumer)) == 1
             segment = broker.store / "commitlog" / segment_name(MIB)
             until(segment.exists)
@@ -538,7 +522,7 @@ def test_segments_that_cannot_be_read(tmp_path: Path) -> None:
             os.seteuid(NOBODY)  # has opened what it needs but this
             try:
                 producer.send_many("t", [b"2" * 1_000] * 1_500, queue_id=0)
-                found = take(consumer, 1_500)
+                found = take_and_ack(consumer, 1_500)
                 assert [m.queue_offset for m in found] == list(range(100, 1_600))
             finally:
                 os.seteuid(0)
@@ -611,17 +595,17 @@ def test_segments_are_deleted_beside_a_slow_consumer(tmp_path: Path) -> None:
         broker.create_topic("t", 1)
         count = filled(broker, 5)
         with Consumer(broker.ready.name_server, "g", "t", transport="mapped") as consumer:
-            slow = take(consumer, 10, 10)
+            slow = take_and_ack(consumer, 10, 10)
             cleaned(broker, 4)
             assert list_segments(broker.store / "commitlog", MIB)[0] == 4 * MIB
             until(
                 lambda: not any((broker.store / "cometmq.retired").iterdir()),
-                "somebody has not let go",
+                says="somebody has not let go",
             )
             assert broker.statistics("cleaner")["forced_segments"] == 0
             rest: list[Message] = []
             while not rest or rest[-1].queue_offset < count - 1:
-                rest += take(consumer, 1)
+                rest += take_and_ack(consumer, 1)
             assert [m.body[:6] for m in slow + rest] == [
                 b"%06d" % m.queue_offset for m in slow + rest
             ]
@@ -642,14 +626,14 @@ def test_a_consumer_that_is_killed_is_in_nobodys_way(tmp_path: Path) -> None:
         child.start()
         assert ours.poll(WAIT_S)
         references = (broker.store / "cometmq.references").stat().st_ino
-        until(lambda: _locks(child.pid, references), "the child has mapped nothing")
+        until(lambda: _locks(child.pid, references), says="the child has mapped nothing")
         child.kill()
         child.join()
         cleaned(broker, 2)
         until(lambda: not any((broker.store / "cometmq.retired").iterdir()))
         broker.send("t", 0, [b"more"])
         with Consumer(broker.ready.name_server, "other", "t", transport="mapped") as consumer:
-            while take(consumer, 1)[-1].body != b"more":
+            while take_and_ack(consumer, 1)[-1].body != b"more":
                 pass
 
 
@@ -680,7 +664,7 @@ def test_the_log_says_why_not(
         name_server = broker.ready.name_server
         with Producer(name_server) as producer, Consumer(name_server, "g", "t") as consumer:
             producer.send("t", b"x")
-            assert len(take(consumer, 1)) == 1
+            assert len(take_and_ack(consumer, 1)) == 1
         with pytest.raises(NotMapped, match="cannot wait for several futexes"):
             Consumer(name_server, "g", "t", transport="mapped")
     assert "is not mapped: the system cannot wait for several futexes" in caplog.text

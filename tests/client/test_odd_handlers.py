@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from inside import wait_dispatched
 from patience import patient
+from waiting import until
 
 from cometmq import Admin, Broker, Reject, Retry
 from cometmq.client import AsyncConsumer, AsyncPopConsumer, Consumer, Message, PopConsumer
@@ -66,13 +66,6 @@ SAYS: dict[str, tuple[Callable[[], Any], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    store = tmp_path_factory.mktemp("odd") / "store"
-    with Broker(store, profile="test", settings={"messageDelayLevel": "1s 1s 1s 1s"}) as running:
-        yield running
-
-
 class Work:
     """Two messages of a queue; the first one is handled oddly, the first time."""
 
@@ -109,14 +102,6 @@ class Work:
                     and not any(each.lag for each in admin.describe_group(self._name).queues)
                 )
             )
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    pause = threading.Event()
-    while not holds():
-        assert time.monotonic() < deadline
-        pause.wait(0.02)
 
 
 @pytest.mark.parametrize("what", SAYS)

@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -33,24 +32,16 @@ from cometmq.protocol.commands import (
 )
 from cometmq.protocol.takes import TAKE_MAX
 from cometmq.protocol.wire.channel import Channel
+from cometmq.testing import Sandbox
 
 WAIT_S = patient(60)
 QUEUES = 3
 UNKNOWN, ILLEGAL = errors.HandleUnknown.code, errors.OffsetIllegal.code
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("popping") / "store", profile="test") as running:
-        yield running
-
-
 @pytest.fixture
-def topic(broker: Broker, request: pytest.FixtureRequest) -> str:
-    name = "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
-    with Admin(broker.name_server) as admin:
-        admin.create_topic(name, queues=QUEUES)
-    return name
+def topic(cometmq: Sandbox) -> str:
+    return cometmq.topic("order", QUEUES)
 
 
 def send(broker: Broker, topic: str, count: int, queue_id: int = 0) -> list[bytes]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 import pytest
 from inside import wait_dispatched, waiting_in
 from patience import patient
+from receiving import take
+from waiting import until
 
 import cometmq.client.popping.broker as popping_broker
 from cometmq import Admin, Broker, errors
@@ -34,22 +35,6 @@ WAIT_S = patient(60)
 LEASE_S = 600.0  # no test waits for its end
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    store = tmp_path_factory.mktemp("releasing") / "store"
-    settings = {"messageDelayLevel": "1s " * 18}  # failed messages are retried after this
-    with Broker(store, profile="test", settings=settings) as running:
-        yield running
-
-
-@pytest.fixture
-def topic(broker: Broker, request: pytest.FixtureRequest) -> str:
-    name = "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
-    with Admin(broker.name_server) as admin:
-        admin.create_topic(name, queues=2)
-    return name
-
-
 def send(broker: Broker, topic: str, count: int, **options: Any) -> list[bytes]:
     bodies = [b"%03d" % number for number in range(count)]
     with broker.producer() as producer:
@@ -59,29 +44,12 @@ def send(broker: Broker, topic: str, count: int, **options: Any) -> list[bytes]:
     return bodies
 
 
-def pop(consumer: PopConsumer, count: int) -> list[Message]:
-    found: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count} messages have come"
-        found += consumer.poll(count - len(found))
-    return found
-
-
 def shown(messages: Sequence[Message]) -> list[tuple[bytes, int]]:
     return sorted((message.body, message.reconsume_times) for message in messages)
 
 
 def unseen(bodies: Sequence[bytes]) -> list[tuple[bytes, int]]:
     return [(body, 0) for body in sorted(bodies)]
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    pause = threading.Event()
-    while not holds():
-        assert time.monotonic() < deadline
-        pause.wait(0.02)
 
 
 def dead_letters(broker: Broker, group: str) -> int:
@@ -99,12 +67,12 @@ def test_released_messages_are_free_at_once_and_uncounted(
     bodies = send(broker, topic, 10, queue_id=0)
     with broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=orderly) as consumer:
         for _ in range(5):
-            messages = pop(consumer, 10)
+            messages = take(consumer, 10)
             assert shown(messages) == unseen(bodies)
             for message in messages:
                 consumer.release(message)
         with broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=orderly) as other:
-            found = pop(other, 10)
+            found = take(other, 10)
             assert shown(found) == unseen(bodies)
             other.ack(*found)
         with pytest.raises(errors.HandleUnknown):
@@ -117,10 +85,10 @@ def test_release_leaves_the_neighbours_to_their_consumer(broker: Broker, topic: 
         broker.pop_consumer(topic, topic, invisible_s=LEASE_S) as consumer,
         broker.pop_consumer(topic, topic, invisible_s=LEASE_S) as other,
     ):
-        messages = pop(consumer, 9)
+        messages = take(consumer, 9)
         consumer.release(messages[2], messages[3], messages[7])
         consumer.release(messages[2])  # again: no effect
-        found = pop(other, 3)
+        found = take(other, 3)
         assert shown(found) == unseen([bodies[2], bodies[3], bodies[7]])
         assert not other.poll(10, timeout_s=0.3)
         for gone in (messages[2], messages[7]):  # now held by another consumer
@@ -131,7 +99,7 @@ def test_release_leaves_the_neighbours_to_their_consumer(broker: Broker, topic: 
         consumer.ack(*(messages[at] for at in (0, 1, 4, 5, 6, 8)))
         other.release(found[1])
         other.ack(found[0], found[2])
-        last = pop(consumer, 1)
+        last = take(consumer, 1)
         assert shown(last) == unseen([bodies[3]])
         consumer.ack(*last)
     with Admin(broker.name_server) as admin:
@@ -145,7 +113,7 @@ def test_a_waiting_poll_gets_what_is_released(broker: Broker, topic: str) -> Non
         broker.pop_consumer(topic, topic, invisible_s=LEASE_S) as other,
         ThreadPoolExecutor(1) as pool,
     ):
-        (message,) = pop(consumer, 1)
+        (message,) = take(consumer, 1)
         waiting = pool.submit(other.poll, 1, WAIT_S)
         assert not waiting.done()
         consumer.release(message)
@@ -158,23 +126,23 @@ def test_in_order_messages_before_a_released_one_stay(broker: Broker, topic: str
         broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=True) as consumer,
         broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=True) as other,
     ):
-        messages = pop(consumer, 6)
+        messages = take(consumer, 6)
         consumer.release(messages[2])
         assert not other.poll(10, timeout_s=0.3)  # the queue waits for the first two
         with pytest.raises(errors.HandleUnknown):
             consumer.ack(messages[4])
         consumer.ack(messages[0], messages[1])
-        assert shown(pop(other, 4)) == unseen(bodies[2:])
+        assert shown(take(other, 4)) == unseen(bodies[2:])
 
 
 def test_in_order_a_message_given_back_keeps_its_time(broker: Broker, topic: str) -> None:
     bodies = send(broker, topic, 3, queue_id=0)
     with broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=True) as consumer:
-        messages = pop(consumer, 3)
+        messages = take(consumer, 3)
         consumer.nack(messages[2], after=1.0)
         consumer.release(messages[1])
         consumer.ack(messages[0])
-        assert shown(pop(consumer, 2)) == [(bodies[1], 0), (bodies[2], 1)]
+        assert shown(take(consumer, 2)) == [(bodies[1], 0), (bodies[2], 1)]
 
 
 def test_releases_survive_kills_of_the_broker(tmp_path: Path) -> None:
@@ -184,7 +152,7 @@ def test_releases_survive_kills_of_the_broker(tmp_path: Path) -> None:
             admin.create_topic("t", queues=1)
         bodies = send(broker, "t", 6)
         consumer = broker.pop_consumer("g", "t", invisible_s=LEASE_S)
-        messages = pop(consumer, 6)
+        messages = take(consumer, 6)
         consumer.release(*messages[1:4])
         consumer.ack(messages[0])
         consumer.close()
@@ -193,7 +161,7 @@ def test_releases_survive_kills_of_the_broker(tmp_path: Path) -> None:
             Broker(tmp_path / "store", profile="test") as broker,
             broker.pop_consumer("g", "t", invisible_s=LEASE_S) as consumer,
         ):
-            found = pop(consumer, 3)
+            found = take(consumer, 3)
             assert shown(found) == unseen(bodies[1:4])
             assert not consumer.poll(10, timeout_s=0.3)
             consumer.release(*found)
@@ -217,10 +185,10 @@ def test_an_older_broker_gives_back_instead(
         broker.pop_consumer(topic, topic, invisible_s=LEASE_S) as consumer,
         broker.pop_consumer(topic, topic, invisible_s=LEASE_S) as other,
     ):
-        messages = pop(consumer, 4)
+        messages = take(consumer, 4)
         consumer.release(messages[1])
         consumer.release(messages[2])
-        found = pop(other, 2)
+        found = take(other, 2)
         assert shown(found) == [(messages[1].body, 1), (messages[2].body, 1)]
         consumer.ack(messages[0], messages[3])
         other.ack(*found)
@@ -249,7 +217,7 @@ def test_restarts_count_no_attempts(broker: Broker, topic: str, orderly: bool) -
     with broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=orderly) as consumer:
         left: list[Message] = []
         while len(left) < len(bodies) - len(handled):
-            found = pop(consumer, 1)
+            found = take(consumer, 1)
             consumer.ack(*found)
             left += found
     assert sorted([*handled, *shown(left)]) == unseen(bodies)
@@ -275,7 +243,7 @@ def test_all_takes_of_a_batch_are_released(broker: Broker, topic: str, orderly: 
     found: list[Message] = []
     with broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=orderly) as other:
         while len(found) < len(bodies) - 6:
-            more = pop(other, 1)
+            more = take(other, 1)
             other.ack(*more)
             found += more
     counted = [message for message in found if message.reconsume_times]
@@ -299,7 +267,7 @@ def test_messages_behind_a_handler_that_does_not_end_are_released(
         consumer.close()
         run.result(WAIT_S)
         with broker.pop_consumer(topic, topic, invisible_s=LEASE_S) as other:
-            found = pop(other, len(bodies) - 1)
+            found = take(other, len(bodies) - 1)
             assert {message.reconsume_times for message in found} == {0}
         goes_on.set()
 
@@ -321,7 +289,7 @@ def test_messages_that_wait_for_slow_handlers_are_released_in_time(
         run = pool.submit(consumer.run, handle, concurrency=1)
         until(lambda: waiting_in(consumer) == 2)
         with broker.pop_consumer(topic, topic, invisible_s=LEASE_S) as other:
-            assert shown(pop(other, 2)) == unseen(set(bodies) - set(handled))
+            assert shown(take(other, 2)) == unseen(set(bodies) - set(handled))
         goes_on.set()
         consumer.close()
         run.result(WAIT_S)
@@ -379,7 +347,7 @@ def test_a_poll_that_close_ends_releases_its_messages(
         assert polled.result(WAIT_S) == []
         closed.result(WAIT_S)
     with broker.pop_consumer(topic, topic, invisible_s=LEASE_S) as other:
-        assert shown(pop(other, 3)) == unseen(bodies)
+        assert shown(take(other, 3)) == unseen(bodies)
 
 
 @pytest.mark.parametrize("lost_by", [NotConfirmed("lost"), KeyboardInterrupt()])
@@ -406,7 +374,7 @@ def test_messages_of_an_answer_that_is_lost_are_released(
         else:
             assert consumer.poll(10, timeout_s=0) == []
     with broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=orderly) as other:
-        assert shown(pop(other, 3)) == unseen(bodies)
+        assert shown(take(other, 3)) == unseen(bodies)
 
 
 @pytest.mark.parametrize("late", ["unsent", "sent late"])
@@ -512,7 +480,7 @@ def test_messages_that_cannot_be_read_are_released(
     with broker.pop_consumer(topic, topic, invisible_s=LEASE_S) as consumer:
         read = PopBroker._read
         monkeypatch.setattr(PopBroker, "_read", unreadable)
-        assert shown(pop(consumer, 3)) == unseen(bodies)
+        assert shown(take(consumer, 3)) == unseen(bodies)
 
 
 # --- asyncio ---
@@ -583,7 +551,7 @@ def test_a_poll_that_is_cancelled_with_messages_releases_them(
 
     asyncio.run(work())
     with broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=orderly) as other:
-        assert shown(pop(other, 4)) == unseen(bodies)
+        assert shown(take(other, 4)) == unseen(bodies)
 
 
 @pytest.mark.parametrize("orderly", [False, True])
@@ -615,7 +583,7 @@ def test_a_run_that_is_cancelled_releases_what_it_has_not_begun(
     with broker.pop_consumer(topic, topic, invisible_s=LEASE_S, orderly=orderly) as other:
         found: list[Message] = []
         while len(found) < len(bodies):
-            more = pop(other, 1)
+            more = take(other, 1)
             other.ack(*more)
             found += more
     for message in found:
@@ -626,5 +594,5 @@ def test_the_log_is_quiet(broker: Broker, topic: str, caplog: pytest.LogCaptureF
     caplog.set_level(logging.WARNING, "cometmq")
     send(broker, topic, 5)
     with broker.pop_consumer(topic, topic) as consumer:
-        consumer.release(*pop(consumer, 5))
+        consumer.release(*take(consumer, 5))
     assert not caplog.records

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +19,8 @@ import still
 from family import RunningBroker
 from inside import is_ending, wait_dispatched, waiting_in
 from patience import patient
+from receiving import take
+from waiting import until
 
 import cometmq.client.handling.async_run as handling_async_run
 import cometmq.client.popping.broker as popping_broker
@@ -44,7 +46,6 @@ from cometmq.shm.os import processes
 WAIT_S = patient(60)
 HANGS_S = 3 * WAIT_S  # of a whole course
 QUEUES = 2
-SOON = {"messageDelayLevel": "1s " * 18}  # what a handler fails at is tried again
 ENDS = {False: "does not end", True: "is cancelled"}
 GROWING = {
     "groupRetryPolicy": {
@@ -54,48 +55,12 @@ GROWING = {
 }
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    store = tmp_path_factory.mktemp("popping") / "store"
-    with Broker(store, profile="test", settings=SOON) as running:
-        yield running
-
-
-@pytest.fixture
-def topic(broker: Broker, request: pytest.FixtureRequest) -> str:
-    name = "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
-    with Admin(broker.name_server) as admin:
-        admin.create_topic(name, queues=QUEUES)
-    return name
-
-
 def send(broker: Broker, topic: str, count: int, **options: str) -> list[bytes]:
     bodies = [b"%d" % number for number in range(count)]
     with broker.producer() as producer:
         for body in bodies:
             producer.send(topic, body, **options)
     return bodies
-
-
-def pop(consumer: PopConsumer, count: int, *, ack: bool = False) -> list[Message]:
-    """So many, however long it takes."""
-    found: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count} messages have come"
-        messages = consumer.poll(count - len(found))
-        if ack:
-            consumer.ack(*messages)
-        found += messages
-    return found
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    pause = threading.Event()
-    while not holds():
-        assert time.monotonic() < deadline
-        pause.wait(0.02)
 
 
 def lag(broker: Broker, group: str, topic: str) -> int:
@@ -110,7 +75,7 @@ def lag(broker: Broker, group: str, topic: str) -> int:
 def test_more_consumers_than_queues(broker: Broker, topic: str) -> None:
     bodies = send(broker, topic, 40)
     consumers = [broker.pop_consumer(topic, topic) for _ in range(5)]
-    messages = [message for each in consumers for message in pop(each, 8)]
+    messages = [message for each in consumers for message in take(each, 8)]
     assert sorted(message.body for message in messages) == sorted(bodies)
     assert consumers[0].poll(timeout_s=0) == []
     random.Random(1).shuffle(messages)
@@ -125,10 +90,10 @@ def test_more_consumers_than_queues(broker: Broker, topic: str) -> None:
 def test_none_holds_up_another(broker: Broker, topic: str) -> None:
     send(broker, topic, 10)
     with broker.pop_consumer(topic, topic) as consumer:
-        stuck = pop(consumer, 1)
-        others = pop(consumer, 9, ack=True)
+        stuck = take(consumer, 1)
+        others = take(consumer, 9, ack=True)
         send(broker, topic, 20)
-        assert len(others + pop(consumer, 20, ack=True)) == 29
+        assert len(others + take(consumer, 20, ack=True)) == 29
         consumer.ack(*stuck)
     assert lag(broker, topic, topic) == 0
 
@@ -160,7 +125,7 @@ def test_nobody_waits_after_close(broker: Broker, topic: str) -> None:
         assert waiting.result(WAIT_S) == []
     send(broker, topic, 1)
     with broker.pop_consumer(topic, topic) as another:
-        pop(another, 1, ack=True)
+        take(another, 1, ack=True)
 
 
 def test_tags_and_sql(broker: Broker, topic: str) -> None:
@@ -168,12 +133,12 @@ def test_tags_and_sql(broker: Broker, topic: str) -> None:
     for tag in ("a", "b", "c"):
         send(broker, topic, 6, tags=tag)
     with broker.pop_consumer("by-tag", topic, "a || c") as consumer:
-        found = pop(consumer, 12, ack=True)
+        found = take(consumer, 12, ack=True)
         assert Counter(message.tags for message in found) == {"a": 6, "c": 6}
         assert consumer.poll(timeout_s=0) == []
     assert lag(broker, "by-tag", topic) == 0
     with broker.pop_consumer("by-sql", topic, sql="TAGS = 'b'") as consumer:
-        assert {message.tags for message in pop(consumer, 6, ack=True)} == {"b"}
+        assert {message.tags for message in take(consumer, 6, ack=True)} == {"b"}
 
 
 def test_what_is_not_chosen_holds_nobody_up(
@@ -187,11 +152,11 @@ def test_what_is_not_chosen_holds_nobody_up(
             producer.send(topic, b"chosen", tags="a", queue_id=queue_id)
             producer.send(topic, b"last", tags="b", queue_id=queue_id)
     with broker.pop_consumer(topic, topic, "a", invisible_s=15) as consumer:
-        pop(consumer, 2, ack=True)
+        take(consumer, 2, ack=True)
         with broker.producer() as producer:
             producer.send(topic, b"last", tags="b")
             producer.send(topic, b"chosen", tags="a")
-        (message,) = pop(consumer, 1, ack=True)
+        (message,) = take(consumer, 1, ack=True)
         assert message.reconsume_times == 0
         until(lambda: not consumer.poll(timeout_s=0) and lag(broker, topic, topic) == 0)
 
@@ -201,7 +166,7 @@ def test_a_group_begins_at_the_end(broker: Broker, topic: str) -> None:
     with broker.pop_consumer(topic, topic, start="latest") as consumer:
         assert consumer.poll(timeout_s=0) == []
         send(broker, topic, 4)
-        assert len(pop(consumer, 4, ack=True)) == 4
+        assert len(take(consumer, 4, ack=True)) == 4
         assert consumer.poll(timeout_s=0) == []
 
 
@@ -226,7 +191,7 @@ def test_the_end_is_behind_what_was_acknowledged(broker: Broker, topic: str) -> 
             assert sum(admin.committed(topic, topic).values()) == 5
             with broker.producer() as producer:
                 producer.send(topic, b"new")
-            assert [message.body for message in pop(consumer, 1)] == [b"new"]
+            assert [message.body for message in take(consumer, 1)] == [b"new"]
 
 
 @pytest.mark.slow
@@ -259,8 +224,8 @@ def test_it_comes_again_and_in_the_end_is_dead(broker: Broker, topic: str) -> No
         admin.create_group(topic, {"retryMaxTimes": 1})
     send(broker, topic, 3)
     with broker.pop_consumer(topic, topic, invisible_s=0.3) as consumer:
-        assert {message.reconsume_times for message in pop(consumer, 3)} == {0}
-        again = pop(consumer, 3)
+        assert {message.reconsume_times for message in take(consumer, 3)} == {0}
+        again = take(consumer, 3)
         assert {(m.topic, m.reconsume_times) for m in again} == {(topic, 1)}
         # At once: by no delay level, whose first one alone waits for a second.
         assert {m.properties.get("DELAY") for m in again} == {None}
@@ -276,12 +241,12 @@ def test_given_back_rejected_extended(broker: Broker, topic: str) -> None:
         broker.pop_consumer(topic, topic, invisible_s=WAIT_S) as consumer,
         broker.pop_consumer(topic, topic, invisible_s=0.5) as hasty,
     ):
-        back, dead = pop(consumer, 2)
+        back, dead = take(consumer, 2)
         consumer.nack(back, after=1)
         consumer.reject(dead)
-        (extended,) = pop(hasty, 1)
+        (extended,) = take(hasty, 1)
         hasty.extend(extended, WAIT_S)
-        (again,) = pop(consumer, 1, ack=True)  # and not what was extended
+        (again,) = take(consumer, 1, ack=True)  # and not what was extended
         assert (again.body, again.reconsume_times) == (back.body, 1)
         wait_dispatched(broker)  # letters are read by their queues
         with Admin(broker.name_server) as admin:
@@ -297,8 +262,8 @@ def test_too_late(broker: Broker, topic: str) -> None:
         broker.pop_consumer(topic, topic, invisible_s=0.2) as consumer,
         broker.pop_consumer(topic, topic, invisible_s=600) as other,
     ):
-        first, second = pop(consumer, 2)
-        again = pop(other, 2)
+        first, second = take(consumer, 2)
+        again = take(other, 2)
         with pytest.raises(errors.HandleUnknown, match="the invisibility timeout is over"):
             consumer.extend(first, 5)
         with pytest.raises(errors.HandleUnknown, match="after the timeout it is delivered again"):
@@ -312,21 +277,21 @@ def test_who_is_too_late_gives_nothing_back(broker: Broker, topic: str) -> None:
     of these did so again. One message was handled a thousand times within seconds."""
     send(broker, topic, 1)
     with broker.pop_consumer(topic, topic, invisible_s=0.2) as late:
-        (message,) = pop(late, 1)
-        (again,) = pop(late, 1)
+        (message,) = take(late, 1)
+        (again,) = take(late, 1)
         for give_back in (late.reject, lambda each: late.nack(each, 0)):
             with pytest.raises(errors.HandleUnknown, match="the invisibility timeout is over"):
                 give_back(message)
         with pytest.raises(errors.HandleUnknown):
             late.reject(message)
     with broker.pop_consumer(topic, topic) as consumer:
-        (third,) = pop(consumer, 1)
+        (third,) = take(consumer, 1)
         assert third.reconsume_times == again.reconsume_times + 1
         consumer.nack(third, after=0)
         for give_back in (consumer.reject, consumer.nack):
             with pytest.raises(errors.HandleUnknown, match="given back before"):
                 give_back(third)
-        (fourth,) = pop(consumer, 1, ack=True)
+        (fourth,) = take(consumer, 1, ack=True)
         assert fourth.reconsume_times == third.reconsume_times + 1
         with pytest.raises(errors.HandleUnknown, match="acknowledged"):
             consumer.reject(fourth)
@@ -340,7 +305,7 @@ def test_many_give_back_at_once_what_is_about_to_come_again(broker: Broker, topi
     """Of each message there is one, whoever is first: its owner, or its time."""
     bodies = send(broker, topic, 60)
     with broker.pop_consumer(topic, topic, invisible_s=0.3) as consumer:
-        messages = pop(consumer, 60)
+        messages = take(consumer, 60)
         deadline = time.monotonic() + 0.2
 
         def back(message: Message) -> bool:
@@ -354,7 +319,7 @@ def test_many_give_back_at_once_what_is_about_to_come_again(broker: Broker, topi
         with ThreadPoolExecutor(20) as pool:
             list(pool.map(back, messages))
     with broker.pop_consumer(topic, topic, invisible_s=WAIT_S) as consumer:
-        again = pop(consumer, 60, ack=True)
+        again = take(consumer, 60, ack=True)
         assert sorted(each.body for each in again) == sorted(bodies)
         assert consumer.poll(timeout_s=0.5) == []
     assert lag(broker, topic, topic) == 0
@@ -371,10 +336,10 @@ def test_what_is_acknowledged_stays_so_when_its_neighbour_goes_back(
     with broker.producer() as producer:
         producer.send_many(topic, [b"done", b"late"], queue_id=0)
     with broker.pop_consumer(topic, topic, invisible_s=1) as consumer:
-        done, late = pop(consumer, 2)
+        done, late = take(consumer, 2)
         assert taken_of(done) is taken_of(late)
         consumer.ack(done)
-        (again,) = pop(consumer, 1, ack=True)
+        (again,) = take(consumer, 1, ack=True)
         assert again.body == late.body
         consumer.ack(done)
         for told in ([late], [done, late]):
@@ -436,7 +401,7 @@ def test_closed(broker: Broker, topic: str) -> None:
     """It says so at once. `ack` tried for 10 s, and a loop of polls went round without a pause."""
     send(broker, topic, 1)
     with broker.pop_consumer(topic, topic) as consumer:
-        (message,) = pop(consumer, 1)
+        (message,) = take(consumer, 1)
     for call in (
         consumer.poll,
         lambda: consumer.ack(message),
@@ -452,7 +417,7 @@ def test_closed(broker: Broker, topic: str) -> None:
 def test_a_fork_may_not_use_it(broker: Broker, topic: str) -> None:
     send(broker, topic, 2)
     with broker.pop_consumer(topic, topic) as consumer:
-        (message,) = pop(consumer, 1)
+        (message,) = take(consumer, 1)
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
@@ -469,7 +434,7 @@ def test_a_fork_may_not_use_it(broker: Broker, topic: str) -> None:
         assert len(lines) == 3
         assert all("PopConsumer was made before the process forked" in each for each in lines)
         consumer.ack(message)
-        pop(consumer, 1, ack=True)
+        take(consumer, 1, ack=True)
 
 
 def test_asyncio(broker: Broker, topic: str) -> None:
@@ -546,7 +511,7 @@ def test_a_run_that_is_cancelled(
     asyncio.run(asyncio.wait_for(main(), HANGS_S))
     assert sorted(cancelled) == [b"%d" % number for number in range(6)]
     with PopConsumer(broker.name_server, topic, topic) as other:
-        again = pop(other, 5, ack=True)
+        again = take(other, 5, ack=True)
     assert sorted(each.body for each in again) == [b"%d" % number for number in range(1, 6)]
     assert {each.reconsume_times for each in again} == {1}
     assert lag(broker, topic, topic) == 0
@@ -620,7 +585,7 @@ def test_a_handler_that_wants_to_end(
     attempts: dict[bytes, int] = {}
     with broker.pop_consumer(topic, topic) as consumer:
         while {*seen, *attempts} != {b"0", b"1", b"2"}:  # a busy machine acknowledges too late
-            (again,) = pop(consumer, 1, ack=True)
+            (again,) = take(consumer, 1, ack=True)
             attempts[again.body] = again.reconsume_times
     assert failed[0] in seen or attempts[failed[0]] > 0
 
@@ -651,7 +616,7 @@ def test_a_task_that_does_not_end(
 
     asyncio.run(asyncio.wait_for(main(), HANGS_S))
     with broker.pop_consumer(topic, topic) as consumer:
-        assert [each.body for each in pop(consumer, 1, ack=True)] == [b"0"]
+        assert [each.body for each in take(consumer, 1, ack=True)] == [b"0"]
 
 
 def test_a_task_may_return_what_it_should_have_raised(broker: Broker, topic: str) -> None:
@@ -763,7 +728,7 @@ def test_what_a_run_has_not_begun_comes_again_soon(
     assert len(handled) == 1
     left = sorted(set(bodies) - set(handled if not wants_to_end else ()))
     with broker.pop_consumer(topic, topic) as other:
-        assert sorted(message.body for message in pop(other, len(left), ack=True)) == left
+        assert sorted(message.body for message in take(other, len(left), ack=True)) == left
 
 
 def test_what_is_acknowledged_too_late_for_the_end_comes_again(
@@ -797,7 +762,7 @@ def test_what_is_acknowledged_too_late_for_the_end_comes_again(
     assert not failed
     assert "1 messages are not acknowledged: the consumer is closed" in caplog.text
     with broker.pop_consumer(topic, topic) as other:
-        (again,) = pop(other, 1, ack=True)
+        (again,) = take(other, 1, ack=True)
     assert again.reconsume_times > 0
 
 
@@ -813,7 +778,7 @@ def test_processes_are_killed(tmp_path: Path) -> None:
         with Producer(server) as producer, PopConsumer(server, "g", "t") as consumer:
             for number in range(30):
                 producer.send("t", b"%d" % number)
-            messages = pop(consumer, 30)
+            messages = take(consumer, 30)
             random.Random(3).shuffle(messages)
             for role in ("coordinator", "scheduler", "commitlog", "reader-0", "dispatcher"):
                 consumer.ack(*messages[:4])  # out of order: the offsets tell nothing of it
@@ -822,7 +787,7 @@ def test_processes_are_killed(tmp_path: Path) -> None:
                 assert consumer.poll(timeout_s=0.1) == []
             consumer.nack(messages.pop(), 1)
             running.kill("coordinator")
-            pop(consumer, 1, ack=True)
+            take(consumer, 1, ack=True)
         left = {message.body for message in messages}
         running.kill_all()
     with RunningBroker(tmp_path / "store", {"flushDiskType": "SYNC_FLUSH"}) as running:
@@ -844,7 +809,7 @@ def test_processes_are_killed(tmp_path: Path) -> None:
         ]
         channel.ask(ChangeInvisible("g", extensions), timeout_s=WAIT_S)
         with PopConsumer(server, "g", "t") as consumer:
-            again = pop(consumer, 3, ack=True)
+            again = take(consumer, 3, ack=True)
             assert {each.body for each in again} == {each.body for each in queue} < left
             assert {each.reconsume_times for each in again} == {1}
             assert consumer.poll(timeout_s=0.1) == []
@@ -865,7 +830,7 @@ def test_handles_are_not_believed(broker: Broker, topic: str) -> None:
         broker.pop_consumer(topic, topic) as consumer,
         Channel(coordinator_of(broker), "coordinator") as channel,
     ):
-        messages = pop(consumer, 4)
+        messages = take(consumer, 4)
         one = messages[0]
         handle = handle_of(one)
         mine = [each.queue_offset for each in messages if handle_of(each) == handle]
@@ -919,11 +884,11 @@ def test_a_member_of_a_group_that_is_popped(broker: Broker, topic: str) -> None:
     """It was let in, and ended the runs of all that popped. It is, once they have gone."""
     send(broker, topic, 3)
     with broker.pop_consumer(topic, topic) as consumer:
-        found = pop(consumer, 1, ack=True)
+        found = take(consumer, 1, ack=True)
         with broker.consumer(topic, topic) as member:
             with pytest.raises(errors.GroupInUse, match="one by one"):
                 member.poll(timeout_s=WAIT_S)
-            found += pop(consumer, 1, ack=True)
+            found += take(consumer, 1, ack=True)
             consumer.close()
             until(lambda: bool(member.assignment))  # it has asked again
             found += member.poll(timeout_s=WAIT_S)
@@ -934,11 +899,11 @@ def test_the_group_is_moved(broker: Broker, topic: str) -> None:
     """A reset counts: what was popped is forgotten."""
     send(broker, topic, 6)
     with broker.pop_consumer(topic, topic) as consumer:
-        pop(consumer, 3, ack=True)
-        out = pop(consumer, 3)
+        take(consumer, 3, ack=True)
+        out = take(consumer, 3)
         with Admin(broker.name_server) as admin:
             admin.reset_offsets(topic, topic, "earliest")
-        assert len(pop(consumer, 6, ack=True)) == 6
+        assert len(take(consumer, 6, ack=True)) == 6
         with pytest.raises(errors.HandleUnknown):
             consumer.extend(out[0], 5)
         assert consumer.poll(timeout_s=0) == []

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import pytest
 from family import RunningBroker
 from patience import patient
 from still import stop
+from waiting import until
 
 from cometmq import Broker, errors
 from cometmq.client import AsyncConsumer, AsyncProducer, Consumer, Message, Producer
@@ -33,15 +33,9 @@ WAIT_S = patient(60)
 REPLIES = "DefaultCluster_REPLY_TOPIC"
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("requests") / "store", profile="test") as running:
-        yield running
-
-
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    return "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
+    return "requests-" + "".join(each if each.isalnum() else "-" for each in request.node.name)[:90]
 
 
 @contextmanager
@@ -55,13 +49,6 @@ def handling(server: str, topic: str, handler: Callable[[Message], Any]) -> Iter
             consumer.close()
             thread.join(WAIT_S)
             assert not thread.is_alive()
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def next_request(consumer: Consumer) -> Message:

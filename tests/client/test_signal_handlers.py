@@ -20,12 +20,6 @@ from signals_child import LIMIT_S, METHODS
 from cometmq import Broker, Consumer, Message, PopConsumer
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("handlers") / "store", profile="test") as running:
-        yield running
-
-
 def run_child(broker: Broker, method: str, how: str) -> int:
     """Run the child and return how many signals it received."""
     seed = random.randrange(1 << 32)

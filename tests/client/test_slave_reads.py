@@ -15,6 +15,7 @@ import pytest
 from client_fakes import Handle, fake_broker
 from family import RunningBroker
 from patience import patient
+from receiving import take
 
 from cometmq.client import Consumer, Message, Producer
 from cometmq.client.receiving import replicas
@@ -69,15 +70,6 @@ def pair() -> Iterator[Pair]:
     ):
         names.broker.peers = [master.broker, slave.broker]
         yield Pair(names, master, slave)
-
-
-def take(consumer: Consumer, count: int) -> list[Message]:
-    found: list[Message] = []
-    deadline = time.monotonic() + patient(60)
-    while len(found) < count:
-        found += consumer.poll(count - len(found), timeout_s=1)
-        assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
-    return found
 
 
 def numbers(messages: list[Message]) -> list[int]:

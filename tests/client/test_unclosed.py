@@ -7,12 +7,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from family import SMALL, RunningBroker
 from patience import patient
+from waiting import until
 
 from cometmq import Admin, Consumer, Producer
 from cometmq.client.receiving.membership import Membership
@@ -35,13 +36,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
 def members(broker: RunningBroker, group: str) -> list[str]:
     with Admin(broker.ready.name_server) as admin:
         return next((list(each.members) for each in admin.groups() if each.group == group), [])
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def until_alone(broker: RunningBroker, group: str, *wanted: str) -> None:

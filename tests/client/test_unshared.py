@@ -6,8 +6,6 @@ import asyncio
 import itertools
 import logging
 import multiprocessing
-import time
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,14 @@ from client_children import broadcast_until_killed
 from family import RunningBroker
 from patience import patient
 from ports import free_ports
+from receiving import take
+from waiting import until
 
 from cometmq import Admin, AsyncConsumer, Broker, Consumer, Message
 from cometmq.client.receiving import kept, unshared
 from cometmq.client.receiving.kept import own_address, parse_offsets
 from cometmq.errors import ArgumentIllegal, NotOwner, OffsetIllegal, StoreDamaged, StoreLocked
+from cometmq.testing import Sandbox
 
 WAIT_S = patient(60)
 TRANSPORTS = ["mapped", "zmq"]
@@ -42,20 +43,12 @@ OFFSETS_JSON = """{
 }"""
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("unshared") / "store", profile="test") as broker:
-        yield broker
-
-
 @pytest.fixture
-def topic(broker: Broker) -> str:
+def topic(cometmq: Sandbox) -> str:
     """A new one of two queues: three messages in the first, two in the second."""
-    name = f"unshared{next(numbers)}"
-    with Admin(broker.name_server) as admin:
-        admin.create_topic(name, queues=2)
-    fill(broker, name, 0, 3)
-    fill(broker, name, 1, 2)
+    name = cometmq.topic("unshared", queues=2)
+    fill(cometmq.broker, name, 0, 3)
+    fill(cometmq.broker, name, 1, 2)
     return name
 
 
@@ -65,24 +58,8 @@ def fill(broker: Any, topic: str, queue_id: int, count: int, first: int = 0) -> 
         producer.send_many(topic, bodies, queue_id=queue_id)
 
 
-def take(consumer: Consumer, count: int) -> list[Message]:
-    found: list[Message] = []
-    deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
-        found += consumer.poll(timeout_s=1)
-        assert time.monotonic() < deadline, f"{len(found)} of {count} came"
-    return found
-
-
 def bodies(messages: list[Message]) -> list[str]:
     return sorted(message.body.decode() for message in messages)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 ALL = ["0:0", "0:1", "0:2", "1:0", "1:1"]

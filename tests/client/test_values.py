@@ -26,6 +26,7 @@ from cometmq.client.sending.settled import Settled
 from cometmq.protocol.errors import CometError
 from cometmq.shm.kernel import codec, columns, live, store
 from cometmq.shm.kernel.codec import count_attempts, decode, message_from
+from cometmq.testing import Sandbox
 
 WAIT_S = patient(60)
 WAYS: list[Any] = [
@@ -51,18 +52,9 @@ def fields(message: Message) -> dict[str, Any]:
     return {name: getattr(message, name) for name in FIELDS}
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("values") / "store", profile="test") as running:
-        yield running
-
-
 @pytest.fixture
-def topic(broker: Broker, request: pytest.FixtureRequest) -> str:
-    name = "".join(each if each.isalnum() else "-" for each in request.node.name)[:100]
-    with Admin(broker.name_server) as admin:
-        admin.create_topic(name, queues=1)
-    return name
+def topic(cometmq: Sandbox) -> str:
+    return cometmq.topic("values")
 
 
 @pytest.fixture(scope="module")

@@ -27,10 +27,10 @@ from family import (
     pull,
     send_batch,
 )
-from old_segments import until
 from patience import patient
 from ports import free_ports
 from still import go_on, stop, stopped
+from waiting import until
 
 from cometmq.actors.writer.opening import SYNC_HERE_BYTES
 from cometmq.protocol.commands import (

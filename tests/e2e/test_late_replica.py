@@ -15,9 +15,10 @@ import msgspec
 import pytest
 from family import RunningBroker, Sent, pull
 from inside import wait_dispatched
-from old_segments import FAST, MIB, log_begins, make_old, until, write_segments
+from old_segments import FAST, MIB, log_begins, make_old, write_segments
 from ports import free_ports
 from scripted_master import Log, ScriptedMaster, log_of, slave_settings
+from waiting import until
 
 from cometmq.actors.replication.group.state_copy import STORE_FILES, Fate, lay_books, pack_books
 from cometmq.protocol.commands import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from family import SMALL, RunningBroker, encode_batch
 from live_files import entries
-from old_segments import until
+from waiting import until
 
 from cometmq import Broker
 from cometmq.client.sending.staging import SinkLine, StageWriter

@@ -16,9 +16,10 @@ from typing import Any, Final
 import pytest
 from family import RunningBroker, encode_batch
 from fault.points import POINTS, Points
-from old_segments import MIB, until, write_segments
+from old_segments import MIB, write_segments
 from patience import exactly, patient
 from preloaded import library
+from waiting import until
 
 from cometmq import PendingTransaction, PopConsumer, Producer
 from cometmq.protocol.commands import (

@@ -26,7 +26,7 @@ from fault.consuming_clients import (
 )
 from fault.consuming_work import MEMBERS, ConsumingWork
 from fault.history import Op, read_histories
-from transacting import until
+from waiting import until
 
 from cometmq.protocol.names import DLQ_PREFIX, RETRY_PREFIX, pop_retry_topic
 
@@ -77,7 +77,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Good]:
         rig.storm()
         rig.kill("consumer")
         rig.kill("all")
-        until("one fails for ever", lambda: any(map(is_hopeless, read_histories(rig.histories))))
+        until(
+            lambda: any(map(is_hopeless, read_histories(rig.histories))), says="one fails for ever"
+        )
         outcome = rig.finish()
         assert outcome.ok, outcome.verdict
         lines = outcome.tally("consuming", SEED, False)

@@ -17,8 +17,8 @@ from dying import DIED
 from family import RunningBroker, encode_batch, read_queue
 from fault.disk import Disk, need
 from fault.points import POINTS, Point, Points
-from old_segments import until
 from patience import patient
+from waiting import until
 
 from cometmq.protocol.commands import (
     DerivedPosition,
@@ -291,6 +291,6 @@ def test_a_write_that_a_power_cut_has_torn(tmp_path: Path) -> None:
 def copy_all(broker: RunningBroker, count: int) -> None:
     """In one write, and so of one pull: that has either what is dispatched or what is not yet."""
     wrote = broker.counter(Counter.WROTE)
-    until(lambda: broker.counter(Counter.DISPATCHED) >= wrote, lambda: broker.log)
+    until(lambda: broker.counter(Counter.DISPATCHED) >= wrote, says=lambda: broker.log)
     with Channel(broker.address("commitlog")) as line, Channel(broker.address("reader-0")) as other:
         assert Copier(line, other).step() == count

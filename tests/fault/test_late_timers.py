@@ -18,7 +18,7 @@ from fault.points import POINTS, Points
 from fault.test_clock import S_NS, WallClock
 from patience import patient
 from still import stop
-from transacting import until
+from waiting import until
 
 from cometmq import Producer
 from cometmq.actors.scheduling.timers import AGAIN_MAX, READ_COUNT, READS_MAX
@@ -78,12 +78,12 @@ class Sending:
         """A time that the wheel has passed, and that the log says nothing of."""
         (first,) = self.broker.read_queue("late", 0, 1)
         passed = datetime.fromtimestamp(first.store_timestamp_ms / 1000, UTC) + timedelta(seconds=1)
-        until("that is over", lambda: datetime.now(UTC) > passed + timedelta(seconds=1))
+        until(lambda: datetime.now(UTC) > passed + timedelta(seconds=1), says="that is over")
         before = self.broker.statistics("scheduler")["timers_pending"]
         self.send(b"future", datetime.now(UTC) + 2 * HOUR)
         until(
-            "it is in the wheel",
             lambda: self.broker.statistics("scheduler")["timers_pending"] > before,
+            says="it is in the wheel",
         )
         for _ in range(3):  # between two answers it makes a step
             self.broker.statistics("scheduler")
@@ -100,7 +100,7 @@ class Sending:
         self.places = [each.physical_offset for each in page]
         self.page_end = self.places[-1] + len(page[-1].record)
         dispatched = partial(self.broker.counter, Counter.DISPATCHED)  # readers are ahead of it
-        until("that is dispatched", lambda: dispatched() > self.places[-1])
+        until(lambda: dispatched() > self.places[-1], says="that is dispatched")
         scheduler.resume()
 
     def check(self, broker: RunningBroker, clock: WallClock) -> None:
@@ -217,9 +217,9 @@ def test_a_start_reads_a_part_again(tmp_path: Path) -> None:
         while sent < count:
             bodies = [b"x"] * min(1_000, count - sent)
             sent += len(producer.send_many("many", bodies, queue_id=0, deliver_after=7_200))
-        until("the log is told", lambda: frontier() > AGAIN_MAX)
+        until(lambda: frontier() > AGAIN_MAX, says="the log is told")
         broker.kill("scheduler")
         until(
-            "all are in the wheel",
             lambda: broker.statistics("scheduler")["timers_pending"] == count,
+            says="all are in the wheel",
         )

@@ -21,7 +21,7 @@ from fault.timed import HERE, THEIRS, TimedRig, cut_often
 from fault.timed_checker import Seen, check_timed, seen_in, without_dark
 from fault.timed_clients import KEYED, NAMED, TIMED, TX
 from fault.timed_work import TimedWork
-from transacting import until
+from waiting import until
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
@@ -73,7 +73,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Good]:
         rig.kill("producer")
         rig.kill("all")
         rig.supersede()
-        until("some are recalled, a key is known", lambda: has_all(read_histories(rig.histories)))
+        until(
+            lambda: has_all(read_histories(rig.histories)), says="some are recalled, a key is known"
+        )
         outcome = rig.finish()
         assert outcome.ok, outcome.verdict
         assert outcome.verdict.counts["acknowledged"] > 500

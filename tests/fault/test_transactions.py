@@ -11,7 +11,8 @@ from family import RunningBroker
 from fault.disk import Disk, need
 from fault.points import POINTS, Points
 from patience import patient
-from transacting import QUEUES, SETTINGS, TOPIC, Decisions, Transacting, assert_agrees, until
+from transacting import QUEUES, SETTINGS, TOPIC, Decisions, Transacting, assert_agrees
+from waiting import until
 
 from cometmq.shm.tools.verify import verify_store
 
@@ -52,7 +53,7 @@ def test_killed_at_every_point(sync: bool, tmp_path: Path) -> None:
                     hits.disarm()
                     broker.wait_serves(point.role, not_pid=pid)
                     done = len(decisions.confirmed)
-                    until("it goes on", lambda: len(decisions.confirmed) > done)  # noqa: B023
+                    until(lambda: len(decisions.confirmed) > done, says="it goes on")  # noqa: B023
     with RunningBroker(tmp_path / "store", settings) as broker:
         assert_agrees(broker, decisions)
     assert not verify_store(tmp_path / "store").findings
@@ -66,7 +67,7 @@ def test_the_whole_broker_is_killed(tmp_path: Path) -> None:
             broker.create_topic(TOPIC, QUEUES)
         with Transacting(broker, decisions):
             done = len(decisions.confirmed)
-            until("some are committed", lambda: len(decisions.confirmed) > done + 20)  # noqa: B023
+            until(lambda: len(decisions.confirmed) > done + 20, says="some are committed")  # noqa: B023
             broker.kill_all()
     with RunningBroker(tmp_path / "store", SETTINGS) as broker:
         assert_agrees(broker, decisions)
@@ -83,7 +84,7 @@ def test_the_power_is_cut(tmp_path: Path) -> None:
             broker.create_topic(TOPIC, QUEUES)
             with Transacting(broker, decisions):
                 done = len(decisions.confirmed)
-                until("some are committed", lambda: len(decisions.confirmed) > done + 5)  # noqa: B023
+                until(lambda: len(decisions.confirmed) > done + 5, says="some are committed")  # noqa: B023
                 disk.cut()
                 broker.kill_all()
             disk.power_on()

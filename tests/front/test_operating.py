@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 from cli_process import json_of, run
 from family import RunningBroker
-from old_segments import until
 from patience import patient
 from still import stopped
+from waiting import until
 
 from cometmq.actors.runtime.log_file import LogFile
 from cometmq.actors.runtime.logs import TextFormatter, set_up_logging
@@ -30,13 +30,14 @@ from cometmq.actors.runtime.roles import ROLES
 from cometmq.conf import BrokerSettings
 from cometmq.conf.settings import PARTS
 from cometmq.errors import ConfigError
+from cometmq.shm.live.control import Counter
 
 WAIT_S = patient(30)
 
 
-@pytest.fixture
-def broker(tmp_path: Path):  # type: ignore[no-untyped-def]
-    with RunningBroker(tmp_path / "store") as running:
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    with RunningBroker(tmp_path_factory.mktemp("operating") / "store") as running:
         yield running
 
 
@@ -223,7 +224,7 @@ def test_signals_that_ask_do_not_kill(broker: RunningBroker) -> None:
     while "asked by SIGUSR1" not in broker.log or broker.log.count("most recent call first") < 9:
         assert time.monotonic() < deadline, broker.log
         time.sleep(0.05)
-    broker.until_logged("wrote=0")
+    broker.until_logged(f"wrote={broker.counter(Counter.WROTE)}")
     assert broker.pids() == pids
     broker.create_topic("t")
     broker.send("t", 0, [b"still"])
@@ -255,7 +256,7 @@ def test_broker_list_and_remote_stat(broker: RunningBroker) -> None:
     (row,) = json_of("broker", "list", "--name-server", server)
     assert row["broker"] == broker.endpoints.broker
     found = json_of("stat", "--name-server", server)
-    assert found[row["broker"]]["commitlog"]["wrote"] == 0
+    assert found[row["broker"]]["commitlog"]["wrote"] == broker.counter(Counter.WROTE)
 
 
 @pytest.mark.slow
@@ -299,9 +300,9 @@ def test_a_store_in_use_is_verified_by_another_command(broker: RunningBroker) ->
 
 def test_what_is_refused_is_not_unconfirmed(broker: RunningBroker) -> None:
     server = broker.ready.name_server
-    broker.create_topic("t", 1)
-    run("topic", "update", "t", "--perm", "r", "--name-server", server)
-    command = [sys.executable, "-m", "cometmq", "msg", "send", "-t", "t", "-o", "json"]
+    broker.create_topic("refused", 1)
+    run("topic", "update", "refused", "--perm", "r", "--name-server", server)
+    command = [sys.executable, "-m", "cometmq", "msg", "send", "-t", "refused", "-o", "json"]
     command += ["--name-server", server, "--timeout", "2"]
     done = subprocess.run(command, input=b"one\ntwo\n", capture_output=True, timeout=patient(60))
     assert done.returncode == 1

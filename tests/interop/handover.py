@@ -22,7 +22,7 @@ from typing import Any, Final
 from family import SMALL, RunningBroker
 from interop.real import Event, RealRocketMQ
 from patience import patient
-from transacting import until
+from waiting import until
 
 from cometmq import Consumer, Message, Producer, Reject, Retry
 from cometmq.client import Admin, PendingTransaction
@@ -195,9 +195,9 @@ class Handover:
                 admin.create_group(WORKERS, {"retryMaxTimes": LIMIT, "retryQueueNums": 2})
                 self._send_early(producer)
                 with self._consuming(server, "ours"):
-                    until("all are held or done", self._is_begun, WAIT_S)
+                    until(self._is_begun, says="all are held or done", timeout_s=WAIT_S)
                 self.before = _committed(admin)
-                until("the files have it", self._files_are_current, WAIT_S)
+                until(self._files_are_current, says="the files have it", timeout_s=WAIT_S)
                 _send_late(producer)
                 _read_last(server, producer)
             if self.killed:
@@ -319,7 +319,11 @@ class Handover:
         read = [(WORKERS, "work"), (WORKERS, f"%RETRY%{WORKERS}")]
         read += [(OTHERS, topic) for topic in ("later", "timed", "orders")]
         read += [(PICKERS, "picked"), (LAST, "last")]
-        until("all is committed", lambda: not any(rocket.lag(*each) for each in read), WAIT_S)
+        until(
+            lambda: not any(rocket.lag(*each) for each in read),
+            says="all is committed",
+            timeout_s=WAIT_S,
+        )
         rocket.close_clients()
         is_done(rocket.events)
         rocket.produce(SHOP, "orders")
@@ -370,7 +374,7 @@ class Handover:
                 Producer(server, name=SHOP, checker=self._check),
                 self._consuming(server, "ours again"),
             ):
-                until("all are done", lambda: self._is_over(admin), WAIT_S)
+                until(lambda: self._is_over(admin), says="all are done", timeout_s=WAIT_S)
                 self.scheduled = admin.scheduled()
                 self.committed = _committed(admin)
 

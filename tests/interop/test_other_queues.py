@@ -18,7 +18,7 @@ from interop import peers, rocketmq
 from interop.handover import THEIRS
 from interop.real import RealRocketMQ
 from patience import patient
-from transacting import until
+from waiting import until
 
 from cometmq import Consumer
 from cometmq.client import Admin
@@ -185,7 +185,7 @@ def test_a_rocketmq_starts_on_the_store_again(
         broker.create_topic("plain", 1)
         broker.send("plain", 0, [b"one", b"two"])
         topics = store / "config" / "topics.json"
-        until("RocketMQ knows the topic", lambda: b"plain" in topics.read_bytes())
+        until(lambda: b"plain" in topics.read_bytes(), says="RocketMQ knows the topic")
         if kill:
             broker.kill_all()
     batch = {"mapperFileSizeBatchConsumeQueue": SIZES["mapperFileSizeBatchConsumeQueue"]}

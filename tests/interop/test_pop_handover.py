@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from interop import peers, rocketmq
 from interop.handover import OURS, THEIRS
 from interop.real import RealRocketMQ
 from patience import patient
+from waiting import until
 
 from cometmq.client import Admin, PopConsumer, Producer
 
@@ -29,13 +30,6 @@ COUNT = 30
 BODIES = [f"job {number}" for number in range(COUNT)]
 CLUSTER = {"brokerClusterName": "interop"}
 POPPING = {"defaultMessageRequestMode": "POP"}
-
-
-def until(what: str, condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def consumed(events: Iterable[dict[str, Any]]) -> set[str]:
@@ -79,8 +73,12 @@ def test_what_our_consumers_give_back(tmp_path: Path, v2: str) -> None:
             for message in taken[third : 2 * third]:
                 consumer.nack(message, after=0)
         retry = f"%RETRY%{GROUP}_{TOPIC}"
-        until("all are there again", lambda: retry in admin.topics() and
-              admin.describe_topic(retry).message_count == 2 * third)  # fmt: skip
+        until(
+            lambda: (
+                retry in admin.topics() and admin.describe_topic(retry).message_count == 2 * third
+            ),
+            says="all are there again",
+        )
     with RealRocketMQ(tmp_path / "jvm") as rocket:
         wanted = {message.body.decode() for message in taken[third:]}
         consume_all(rocket, store, wanted, enableRetryTopicV2=v2)
@@ -105,8 +103,12 @@ def test_what_rocketmq_had_popped_comes_back_to_it(tmp_path: Path) -> None:
             RunningBroker(store, OURS | CLUSTER) as broker,
             Admin(broker.ready.name_server) as admin,
         ):
-            until("all are revived", lambda: retry in admin.topics() and
-                  admin.describe_topic(retry).message_count >= COUNT)  # fmt: skip
+            until(
+                lambda: (
+                    retry in admin.topics() and admin.describe_topic(retry).message_count >= COUNT
+                ),
+                says="all are revived",
+            )
         consume_all(rocket, store, set(BODIES))
 
 
@@ -126,7 +128,7 @@ def test_what_rocketmq_gives_back_comes_to_ours(tmp_path: Path, v2: str, sign: s
         rocket.start(store, THEIRS | CLUSTER | POPPING | {"enableRetryTopicV2": v2}, TOPIC)
         rocket.consume(GROUP, {TOPIC: ""}, pop=1)
         rocket.wait(lambda events: len(failed(events)) == COUNT)
-        until("one is revived", lambda: retry in rocket.state()["topics"]["topicConfigTable"])
+        until(lambda: retry in rocket.state()["topics"]["topicConfigTable"], says="one is revived")
         rocket.stop()
     found: set[str] = set()
     with (

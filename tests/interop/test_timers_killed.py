@@ -17,7 +17,7 @@ from family import RunningBroker
 from interop import peers, rocketmq
 from interop.handover import THEIRS
 from interop.real import RealRocketMQ
-from transacting import until
+from waiting import until
 
 from cometmq import Producer
 from cometmq.client import Admin
@@ -48,7 +48,7 @@ def test_timercheck_is_there_before_the_first_unit(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with RunningBroker(store, NEVER) as broker, Producer(broker.ready.name_server) as producer:
         producer.send("timed", b"far", queue_id=0, deliver_after=90_000)
-        until("it is in the wheel", lambda: pending(broker) == 1)
+        until(lambda: pending(broker) == 1, says="it is in the wheel")
         broker.kill_all()
     assert timercheck(store)["master_queue_offset"] == INT64_MAX
 
@@ -59,14 +59,14 @@ def test_a_timercheck_of_rocketmqs_is_made_ours_before_the_next_unit(tmp_path: P
     store = tmp_path / "store"
     with RunningBroker(store, NEVER) as broker, Producer(broker.ready.name_server) as producer:
         producer.send("timed", b"far", queue_id=0, deliver_after=90_000)
-        until("it is in the wheel", lambda: pending(broker) == 1)
+        until(lambda: pending(broker) == 1, says="it is in the wheel")
     words = timercheck(store)
     theirs = words | {"master_queue_offset": 1}
     content = TIMER_CHECK.pack(**theirs).ljust(CHECK_BYTES, b"\0")
     (store / "config" / CHECK_FILE).write_bytes(content)
     with RunningBroker(store, NEVER) as broker, Producer(broker.ready.name_server) as producer:
         producer.send("timed", b"too", queue_id=0, deliver_after=90_000)
-        until("both are in the wheel", lambda: pending(broker) == 2)
+        until(lambda: pending(broker) == 2, says="both are in the wheel")
         broker.kill_all()
     found = timercheck(store)
     assert found["master_queue_offset"] == INT64_MAX
@@ -79,11 +79,11 @@ def test_a_timer_log_that_is_made_anew_is_not_behind_timercheck(tmp_path: Path) 
     with RunningBroker(store, NEVER) as broker, Producer(broker.ready.name_server) as producer:
         for _ in range(3):
             producer.send("timed", b"far", queue_id=0, deliver_after=90_000)
-        until("all are in the wheel", lambda: pending(broker) == 3)
+        until(lambda: pending(broker) == 3, says="all are in the wheel")
     assert timercheck(store)["log_end"] == 3 * 52
     (store / "timerlog" / f"{0:020d}").unlink()
     with RunningBroker(store, NEVER) as broker:
-        until("all are in the wheel", lambda: pending(broker) == 3)
+        until(lambda: pending(broker) == 3, says="all are in the wheel")
         broker.kill_all()
     found = timercheck(store)
     assert (found["log_end"], found["queue_offset"]) == (0, 0)
@@ -118,9 +118,10 @@ def test_rocketmq_delivers_each_pending_timer_once(rocket: RealRocketMQ, tmp_pat
             producer.recall(receipt)
         topics = store / "config" / "topics.json"
         until(
-            "RocketMQ knows the topic", lambda: topics.exists() and b"timed" in topics.read_bytes()
+            lambda: topics.exists() and b"timed" in topics.read_bytes(),
+            says="RocketMQ knows the topic",
         )
-        until("all are in the wheel", lambda: pending(broker) >= COUNT + 1)
+        until(lambda: pending(broker) >= COUNT + 1, says="all are in the wheel")
         broker.kill_all()
     rocket.start(store, THEIRS, "timed")
     rocket.consume("g", {"timed": ""})

@@ -67,11 +67,11 @@ def handle_until_killed(name_server: str, topic: str, folder: str, line: Connect
             threading.Event().wait()
         done.append(message)
 
-    with Consumer(name_server, "g", topic, broadcast=folder, member="m") as consumer:
+    with Consumer(name_server, "cast", topic, broadcast=folder, member="m") as consumer:
 
         def look() -> None:
             tick = threading.Event()
-            path = Path(folder) / "m" / "g" / "offsets.json"
+            path = Path(folder) / "m" / "cast" / "offsets.json"
             expected = {0: at_work, 1: count}
             while len(done) < 2 * count - 1 or offsets_in(path) != expected:
                 tick.wait(0.01)

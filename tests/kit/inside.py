@@ -17,8 +17,8 @@ from cometmq.shm.live.control import CONTROL_FILE, ControlFile, Counter
 
 def channel_of(producer: Producer) -> Channel:
     """The one to the commitlog actor."""
-    lanes = producer._sender.delivery.topics["T"].lanes
-    return producer._sender.routes.commitlog(lanes[0].endpoint, "the broker")
+    topic, *_ = producer._sender.delivery.topics.values()
+    return producer._sender.routes.commitlog(topic.lanes[0].endpoint, "the broker")
 
 
 def has_line(producer: Producer) -> bool:

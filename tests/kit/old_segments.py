@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 from family import RunningBroker, Sent
 from patience import patient
+from waiting import until
 
 from cometmq.shm.live.control import Counter
 from cometmq.shm.os.files import list_segments, segment_name
 
-MIB = 1 << 20
 WAIT_S = patient(60)
-LOOK_S = 0.005
+MIB = 1 << 20
 ALL_HOURS = ";".join(f"{hour:02d}" for hour in range(24))
 OLD_S = 73 * 3600
 FAST: dict[str, Any] = {
@@ -28,14 +27,6 @@ FAST: dict[str, Any] = {
     "fileReservedTime": 72,
     "deleteFileBatchMax": 100,
 }
-
-
-def until(what: Callable[[], Any], says: Callable[[], object] = lambda: "") -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (found := what()):
-        assert time.monotonic() < deadline, says()
-        time.sleep(LOOK_S)  # nothing tells when
-    return found
 
 
 def write_segments(broker: RunningBroker, count: int, **kinds: Any) -> list[Sent]:
@@ -58,5 +49,5 @@ def make_old(broker: RunningBroker, count: int, first: int = 0) -> None:
 
 
 def log_begins(broker: RunningBroker, at: int) -> None:
-    until(lambda: broker.counter(Counter.MIN_OFFSET) == at, lambda: broker.log)
+    until(lambda: broker.counter(Counter.MIN_OFFSET) == at, says=lambda: broker.log)
     until(lambda: list_segments(broker.store / "commitlog", MIB)[0] == at)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from types import TracebackType
 
 from family import RunningBroker
 from patience import patient
+from waiting import until
 
 from cometmq.client import PendingTransaction, Producer
 from cometmq.protocol.errors import CometError
@@ -114,18 +113,10 @@ def delivered(broker: RunningBroker) -> dict[str, list[bytes]]:
     return found
 
 
-def until(what: str, holds: Callable[[], object], timeout_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not holds():
-        assert time.monotonic() < deadline, what
-        pause.wait(0.02)
-
-
 def assert_agrees(broker: RunningBroker, decisions: Decisions) -> None:
     """All messages of those that were decided so are there, once, and none of any other."""
     with Producer(broker.ready.name_server, name=GROUP, checker=decisions.check):
-        until("all are delivered", lambda: decisions.wanted <= delivered(broker).keys())
+        until(lambda: decisions.wanted <= delivered(broker).keys(), says="all are delivered")
     found = delivered(broker)
     assert found.keys() == decisions.wanted
     for bodies in found.values():

@@ -6,22 +6,26 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from patience import patient
 
 LOOK_S = 0.01
+Found = TypeVar("Found")
 
 
 def until(
-    holds: Callable[[], object],
-    timeout_s: float = patient(60),
-    says: Callable[[], object] = lambda: "",
-) -> None:
-    """Poll a condition for which no event exists; `says` describes the state after a time-out."""
+    holds: Callable[[], Found],
+    timeout_s: float = patient(90),
+    says: Callable[[], object] | str = "",
+) -> Found:
+    """Poll a condition for which no event exists, and return what it found; `says` describes the
+    condition, or the state after a time-out."""
     deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, says()
+    while not (found := holds()):
+        assert time.monotonic() < deadline, says if isinstance(says, str) else says()
         time.sleep(LOOK_S)
+    return found
 
 
 def has_ended(pid: int, deadline: float) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import reference
 from family import RunningBroker, Sent
 from fault.disk import need, small_disk
 from patience import patient
+from waiting import until
 
 from cometmq import Broker
 from cometmq.actors.maintenance.reserve import LEAST_BYTES, QUIET_S, Demand
@@ -68,13 +68,6 @@ def disk_bytes(folder: Path) -> int:
     )  # fmt: skip
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_an_idle_broker_is_small_and_a_closed_one_smaller(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with Broker(store) as broker:
@@ -114,9 +107,9 @@ def test_a_burst_takes_more_and_gives_it_back(tmp_path: Path) -> None:
         while ahead() < 2 * LEAST_BYTES:
             count += len(appender.append_many(bodies))
             assert count < 2_000, "the space ahead has not grown with the rate"
-        wait_until(lambda: ahead() <= LEAST_BYTES)
+        until(lambda: ahead() <= LEAST_BYTES)
         most = count * (MIB + 4096) + LEAST_BYTES + MIB
-        wait_until(lambda: disk_bytes(store / "commitlog") <= most)
+        until(lambda: disk_bytes(store / "commitlog") <= most)
         for _ in range(20):  # and it is there again when it is needed
             count += len(appender.append_many(bodies))
         allocator.stop()
@@ -154,7 +147,7 @@ def test_processes_die_while_space_is_taken_and_given_back(flush: str, tmp_path:
         broker.assert_stored(sent)
         broker.kill_all()
         with RunningBroker(tmp_path / "store", settings) as again:
-            wait_until(lambda: again.counter(Counter.ALLOCATED) > 0)
+            until(lambda: again.counter(Counter.ALLOCATED) > 0)
             again.assert_stored(sent)
 
 

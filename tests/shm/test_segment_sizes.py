@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from family import SMALL, RunningBroker, Sent
 from log_scan import scan_log
 from patience import patient
+from waiting import until
 
 from cometmq import Broker, Consumer, Message, Producer, errors
 from cometmq.protocol.commands import DeletedSegments, DeleteSegments
@@ -41,13 +41,6 @@ BASE: dict[str, Any] = {
     "cleanResourceInterval": 600_000,
     "deleteCommitLogFilesInterval": 5,
 }
-
-
-def until(condition: Callable[[], object], says: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, says()
-        time.sleep(0.01)
 
 
 def take(name_server: str, transport: str, group: str, count: int) -> list[Message]:
@@ -161,7 +154,7 @@ def clean_and_use_again(store: Path, settings: dict[str, Any], size: int) -> Non
             fill(broker, [], 1)
             return broker.statistics("allocator")["recycled_segments"]
 
-        until(is_used_again, lambda: broker.log)
+        until(is_used_again, says=lambda: broker.log)
         assert "Traceback" not in broker.log, broker.log
         broker.create_topic("fresh", 1)
         after = [one for _ in range(25) for one in broker.send("fresh", 0, [bytes(BODY)] * 2)]
