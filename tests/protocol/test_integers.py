@@ -16,7 +16,7 @@ from family import RunningBroker
 from msgspec import inspect
 from patience import patient
 
-from cometmq.actors.runtime.inbox import MAILBOX_COUNT
+from cometmq.actors.runtime.listeners.zeromq import MAILBOX_COUNT
 from cometmq.protocol import frames
 from cometmq.protocol.commands import COMMANDS, PROTOCOL_VERSION, Command, Failed, Ping, Pong
 from cometmq.protocol.errors import BadRequest
