@@ -139,19 +139,24 @@ def zero_behind(store: Path, end: int) -> None:
 SEVERAL: Final = "fof" * 14  # reads, with a write each
 
 
-@pytest.mark.parametrize("dies", ["scheduler", "all", "all, cold", "power"])
+#: Each pair of ends meets both points, both states, one write and several, and recalls.
+FIRST_ENDS: Final = ("scheduler", "all, cold")
+OTHER_ENDS: Final = ("all", "power")
+CASES: Final = [
+    ("timers.write.before", 1, "of", "behind", FIRST_ENDS),
+    ("timers.write.before", 1, "of", "before", OTHER_ENDS),
+    ("timers.write.before", 1, "rof", "behind", OTHER_ENDS),
+    ("timers.write.before", 1, "orf", "before", FIRST_ENDS),
+    ("timers.write.before", 2, SEVERAL, "behind", FIRST_ENDS),
+    ("timers.write.before", 3, SEVERAL, "before", OTHER_ENDS),
+    ("timers.write.after", 1, "rof", "before", FIRST_ENDS),
+    ("timers.write.after", 2, SEVERAL, "behind", OTHER_ENDS),
+]
+
+
 @pytest.mark.parametrize(
-    ("point", "nth", "kinds", "state"),
-    [
-        ("timers.write.before", 1, "of", "behind"),
-        ("timers.write.before", 1, "of", "before"),
-        ("timers.write.before", 1, "rof", "behind"),
-        ("timers.write.before", 1, "orf", "before"),
-        ("timers.write.before", 2, SEVERAL, "behind"),
-        ("timers.write.before", 3, SEVERAL, "before"),
-        ("timers.write.after", 1, "rof", "before"),
-        ("timers.write.after", 2, SEVERAL, "behind"),
-    ],
+    ("point", "nth", "kinds", "state", "dies"),
+    [(*case, end) for *case, ends in CASES for end in ends],
 )
 def test_what_is_overdue_is_delivered_once(
     point: str, nth: int, kinds: str, state: str, dies: str, tmp_path: Path
