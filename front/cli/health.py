@@ -36,8 +36,9 @@ def ping(
     name_server: str,
     output: str,
 ) -> None:
-    """Ask whether brokers answer, for health checks. HOST:PORT is their name server's address, as
-    --name-server is.
+    """Ask whether brokers answer, for health checks.
+
+    HOST:PORT is their name server's address, as --name-server is.
 
     Every process that clients talk to is asked. Exit code 0: all answer. 1: some do not. 3: no name
     server answers, or it knows no broker, or none of a broker's processes answers.

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from bench_worker import FileSystem
-from patience import patient
+from patience import exactly, patient
 
 pytest.importorskip("hdrh", reason="pip install '.[bench]'")
 
@@ -50,7 +50,7 @@ def test_a_body_is_told_from_all_others(size: int) -> None:
     assert {len(body) for body in bodies} == {size}
     assert len(set(bodies)) == 50
     assert [verifier.add(0, body) for body in bodies] == [(1000 + n, 3, n) for n in range(50)]
-    assert verifier.result(patient(50)) == {
+    assert verifier.result(exactly(50)) == {
         "received": 50, "distinct": 50, "duplicates": 0, "out_of_order": 0, "bad_crc": 0, "lost": 0
     }  # fmt: skip
 
@@ -173,7 +173,7 @@ def test_the_clock_stands_only_before_the_last_message() -> None:
     found._held_max = 20
     for turn in range(3):
         found.take(bodies[20 * turn :][:20], turn)
-    assert found.verifier.result(patient(60))["lost"] == 0
+    assert found.verifier.result(exactly(60))["lost"] == 0
     assert 0 < found.last_paused_ns < found.paused_ns
 
 

@@ -47,7 +47,7 @@ class Reads:
         (self.queue,) = self.owned.find("t", 0)
         self.puller.begin()
 
-    def _request(self, _command: object, on_done: Callable[[Any], None], pump: bool) -> Mock:
+    def _request(self, _command: object, on_done: Callable[[Any], None], **_: object) -> Mock:
         self.sent.append(on_done)
         return Mock(handed_over=True)
 

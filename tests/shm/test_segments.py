@@ -25,6 +25,7 @@ from cometmq.actors.maintenance import hot_window
 from cometmq.actors.maintenance.allocator import CGROUP, memory_limit_bytes
 from cometmq.actors.maintenance.hot_window import HotWindow
 from cometmq.actors.maintenance.reach import Reach
+from cometmq.actors.runtime.meters import values_of
 from cometmq.conf import BrokerSettings
 from cometmq.protocol.errors import DiskFull
 from cometmq.shm.live.control import Counter
@@ -66,7 +67,7 @@ def test_the_oldest_retired_segment_is_used_again(store: Path, flush: str) -> No
     retire(store, 5 * SEGMENT, 9 * SEGMENT)
     for suffix in (".held", ".forced", ".releasing"):
         (store / RETIRED_DIR / f"{segment_name(0)}{suffix}").write_bytes(STALE)
-    statistics = get_ready(store, flush).statistics()
+    statistics = values_of(get_ready(store, flush).statistics())
     assert (statistics["fresh_segments"], statistics["recycled_segments"]) == (2, 1)
     assert log_of(store) == READY
     assert names_in(store / STAGING_DIR) == []
@@ -77,7 +78,7 @@ def test_the_oldest_retired_segment_is_used_again(store: Path, flush: str) -> No
 def test_a_retired_file_of_another_size_is_not_used(store: Path) -> None:
     retire(store, 0, content=STALE[:-1])
     (store / RETIRED_DIR / segment_name(SEGMENT)).symlink_to("/etc/passwd")
-    statistics = get_ready(store).statistics()
+    statistics = values_of(get_ready(store).statistics())
     assert statistics["recycled_segments"] == 0
     assert log_of(store) == READY
     assert names_in(store / RETIRED_DIR) == []
@@ -125,7 +126,7 @@ def test_a_disk_that_fails_while_recycling(store: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "pwrite", failing)
     actor = get_ready(store)
     assert log_of(store) == READY
-    assert actor.statistics()["recycled_segments"] == 0
+    assert values_of(actor.statistics())["recycled_segments"] == 0
     assert names_in(store / STAGING_DIR) == []
 
 
@@ -358,7 +359,7 @@ def test_a_memory_limit_of_the_control_group(tmp_path: Path) -> None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
             begin_run(tmp_path / "store")
             actor = get_ready(tmp_path / "store")
-            return f"{memory_limit_bytes()} {actor.statistics()['limits']}"
+            return f"{memory_limit_bytes()} {values_of(actor.statistics())['limits']}"
 
         text = in_child(limited)
     finally:
