@@ -79,8 +79,9 @@ def offsets(store: Path) -> dict[str, int]:
     return {key: next(iter(found.values())) for key, found in table["offsetTable"].items()}
 
 
-@pytest.mark.parametrize("bad_end", [False, True], ids=["clean", "abort"])
-@pytest.mark.parametrize("kill", [False, True], ids=["closed", "killed"])
+@pytest.mark.parametrize(
+    ("kill", "bad_end"), [(False, False), (True, True)], ids=["closed-clean", "killed-abort"]
+)
 def test_they_are_named_and_not_served(kill: bool, bad_end: bool, tmp_path: Path) -> None:
     store = prepared(tmp_path)
     before, end = theirs(store), find_end(store, SIZES["mappedFileSizeCommitLog"], clean=True)
@@ -174,10 +175,8 @@ def rocket(
 @pytest.mark.slow
 @pytest.mark.jvm
 @pytest.mark.timeout(rocketmq.FETCH_TIMEOUT_S + 300)
-@pytest.mark.parametrize("kill", [False, True], ids=["closed", "killed"])
-def test_a_rocketmq_starts_on_the_store_again(
-    kill: bool, rocket: RealRocketMQ, tmp_path: Path
-) -> None:
+def test_a_rocketmq_starts_on_the_store_again(rocket: RealRocketMQ, tmp_path: Path) -> None:
+    """Our broker was killed; test_they_are_named_and_not_served compares the files of both ends."""
     store = prepared(tmp_path)
     shutil.rmtree(store / "consumequeue" / COMPACT)  # its entry points at no record of it
     (store / "abort").touch()  # then all of the log is dispatched
@@ -186,8 +185,7 @@ def test_a_rocketmq_starts_on_the_store_again(
         broker.send("plain", 0, [b"one", b"two"])
         topics = store / "config" / "topics.json"
         until(lambda: b"plain" in topics.read_bytes(), says="RocketMQ knows the topic")
-        if kill:
-            broker.kill_all()
+        broker.kill_all()
     batch = {"mapperFileSizeBatchConsumeQueue": SIZES["mapperFileSizeBatchConsumeQueue"]}
     index = {key: SIZES[key] for key in ("maxHashSlotNum", "maxIndexNum")}
     rocket.start(store, {**THEIRS, **SETTINGS, **batch, **index}, "plain")
