@@ -227,7 +227,7 @@ def end_under_load(
 @pytest.mark.slow
 def test_a_child_is_killed_again_and_again_under_load(seed: int, store: Path) -> None:
     """Each of them, before it is the next one's turn."""
-    end_under_load(store, [role for role in CHILDREN for _ in range(3)], seed)
+    end_under_load(store, [role for role in CHILDREN for _ in range(2)], seed)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(2, id="seed2")])
@@ -386,7 +386,8 @@ def test_the_zygote_is_killed(store: Path) -> None:
         load.check()
 
 
-@pytest.mark.parametrize("seed", range(6))
+# After an orderly end or a kill of the broker before (odd), by SIGTERM (0, 5) or SIGKILL.
+@pytest.mark.parametrize("seed", [0, 1, 2, 5])
 @pytest.mark.slow
 def test_killed_while_it_starts(seed: int, store: Path) -> None:
     """At any moment of its start: nothing is left running, and the next start is a good one."""
