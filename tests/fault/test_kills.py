@@ -81,19 +81,23 @@ def test_kill_9_at_each_point(sync: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sync", [False, True])
 def test_two_faults_at_a_time(sync: bool, tmp_path: Path) -> None:
-    """Each process is killed while another fault is not made good yet, or by it."""
+    """Each process is killed while another fault is not made good yet, or by it.
+
+    Half of the processes in either mode; `python -m tests.fault pairs` has them all in both.
+    """
+    victims = VICTIMS[sync::2]
     outcome = judged(
         one_round(
             Options(quiet=True),
             tmp_path / "rig",
             SEED + sync,
             sync,
-            len(VICTIMS),
-            lambda rig, number: pair_one(rig, VICTIMS, number),
+            len(victims),
+            lambda rig, number: pair_one(rig, victims, number),
         )
     )
     killed = [op for op in outcome.faults if not op.value.startswith("restart")]
-    assert len(killed) == len(VICTIMS)
+    assert len(killed) == len(victims)
 
 
 def test_an_end_meets_a_kill(tmp_path: Path) -> None:
