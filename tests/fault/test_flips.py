@@ -37,7 +37,7 @@ def judge_all(victim: Victim, count: int, *, served: bool, targets: tuple[str, .
 def test_damage_to_our_own_store(clean: bool, tmp_path: Path) -> None:
     settings = make_store(tmp_path / "store", clean=clean, seed=SEED)
     victim = Victim(tmp_path / "store", settings)
-    judge_all(victim, 36, served=False, targets=("sealed", "tail", "queue"))
+    judge_all(victim, 18, served=False, targets=("sealed", "tail", "queue"))
 
 
 @pytest.mark.parametrize("name", ["loghub-clean", "loghub-abort"])
