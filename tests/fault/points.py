@@ -113,7 +113,11 @@ POINTS: Final[Mapping[str, Point]] = {
     # Under SYNC_FLUSH, between: synced, and `flushed` says so.
     **_both("sync.here", "commitlog", _COMMIT_LOG + "sync", sync_only=True),
     **_both("sync.flushed", "commitlog", "Counter.FLUSHED", sync_only=True),
-    **_both("append.answer", "commitlog", "cometmq.actors.runtime.service:Request.reply"),
+    **_both(
+        "append.answer",
+        "commitlog",
+        "cometmq.actors.runtime.listeners.listener:FramedRequest.reply",
+    ),
     **_both("roll", "commitlog", _COMMIT_LOG + "_roll", nth_max=1),
     **_both("roll.mapped", "commitlog", "cometmq.shm.log.segment_maps:SegmentMaps.map", nth_max=1),
     **_both("segment.reserved", "allocator", "os.posix_fallocate", nth_max=1),
@@ -147,7 +151,11 @@ POINTS: Final[Mapping[str, Point]] = {
         nth_max=3,
     ),
     **_both("resume", "coordinator", _BOOKS + "resume", "restart", 1),
-    **_both("config.answer", "coordinator", "cometmq.actors.runtime.service:Request.reply"),
+    **_both(
+        "config.answer",
+        "coordinator",
+        "cometmq.actors.runtime.listeners.listener:FramedRequest.reply",
+    ),
     # A process that takes over from a dead one dies again.
     **_both("takeover.zero", "commitlog", _OPENING + "zero_behind", "restart", 1),
     **_both(
@@ -197,7 +205,10 @@ POINTS: Final[Mapping[str, Point]] = {
     **_both("derived.told", "commitlog", _DERIVED + "_tell_from", "derived", 1),
     **_both("derived.published", "commitlog", _COMMIT_LOG + "publish", "derived"),
     **_both(
-        "derived.answer", "commitlog", "cometmq.actors.runtime.service:Request.reply", "derived"
+        "derived.answer",
+        "commitlog",
+        "cometmq.actors.runtime.listeners.listener:FramedRequest.reply",
+        "derived",
     ),
     **_both("derived.loaded", "commitlog", _DERIVED + "load", "restart", 1),
     # Transactions: an end or a check is written, and answered; a commitlog process begins.
