@@ -216,8 +216,8 @@ class Members:
             version=command.version,
             now=time.monotonic(),
         )
-        self._held.hold(group, command, request)
         self._stirred.add(command.group)
+        self._held.hold(group, command, request)
 
     def on_leave_group(self, command: LeaveGroup, request: Request) -> Command | None:
         group = self.groups.get(command.group)

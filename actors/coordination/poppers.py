@@ -17,6 +17,7 @@ from cometmq.actors.runtime.service import Request
 from cometmq.actors.tables.differences import Subscriptions
 from cometmq.actors.tables.group_settings import wants_same_subscriptions
 from cometmq.protocol.commands import (
+    POP_WAIT_MS_MAX,
     PopMessages,
     StopPopping,
     Subscription,
@@ -57,7 +58,8 @@ class Poppers:
         is_new = wanted.asked.get(name) != asked
         if is_new:
             self._check(command, wanted, asked)
-        stays_s = max(0, command.wait_ms) / 1000 + max(self._session_s, command.invisible_ms / 1000)
+        wait_ms = min(max(0, command.wait_ms), POP_WAIT_MS_MAX)  # the time for which it is held
+        stays_s = wait_ms / 1000 + max(self._session_s, command.invisible_ms / 1000)
         until, sender = time.monotonic() + stays_s, request.sender
         self._membership.note(Member(Kind.POPS, group, name, sender, command.process, topic, until))
         if is_new:

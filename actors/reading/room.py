@@ -30,25 +30,30 @@ class PullsWithoutRoom(TimedRequests[bytes, Waiting]):
     def __init__(self, actor: ServiceActor, pull: Callable[[PullMessages, Request], None]) -> None:
         super().__init__(actor, "pulls without space for an answer", WAITING_MAX, _refuse)
         self._pull = pull
+        self._looks = False  # a timer is set
 
     def take(self, command: PullMessages, request: Request) -> bool:
         """Whether it has to wait, which is seen to then. Raises SystemBusy."""
         if request.has_room():
             return False
         self.add(HeldRequest(request.sender, request, time.monotonic() + WAIT_S))
-        if len(self) == 1:
-            self._actor.after(LOOK_EVERY_S, self._look)
+        self._look_later()
         return True
 
+    def _look_later(self) -> None:
+        if self and not self._looks:
+            self._looks = True
+            self._actor.after(LOOK_EVERY_S, self._look)
+
     def _look(self) -> None:
+        self._looks = False
         for sender in self.keys:
             for waiting in self.of(sender):
                 if not waiting.request.has_room():
                     break
                 request = self.release(waiting)
                 self._actor.carry_out(request, self._pull, request.command, request)
-        if self:
-            self._actor.after(LOOK_EVERY_S, self._look)
+        self._look_later()
 
 
 def _refuse(_waiting: Waiting) -> NoReturn:

@@ -204,5 +204,5 @@ class TimedRequests(HeldRequests[K, H]):
         for held in self.release_expired(time.monotonic(), EXPIRED_MAX):
             self._actor.carry_out(held.request, self._expire, held)
         first = self.first
-        if first is not None and self._timer is None:
+        if first is not None and (self._timer is None or first.deadline < self._timer.due):
             self._set_timer(first.deadline)

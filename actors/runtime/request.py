@@ -30,6 +30,10 @@ class Request:
         self.payload = payload
         self.principal = principal
 
+    def drop_payload(self) -> None:
+        """Free the memory of the payload, which is copied: the answer may take long."""
+        self.payload = ()
+
     def reply(self, answer: Command, payload: Payload = ()) -> None:
         """Send the answer. A sender that is gone or does not read loses it; that is all."""
         raise NotImplementedError

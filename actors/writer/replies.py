@@ -10,6 +10,7 @@ is sent in the same round: so no other process takes part.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from cometmq.actors.runtime import meters
@@ -59,6 +60,7 @@ from cometmq.shm.os.processes import has_ended
 
 LOOK_S: Final = 0.5  # for requesters that are gone
 KNOWN_MAX: Final = 4_096  # replies
+ASKED_MAX: Final = 64  # requests that wait to hear of one reply
 RETURN_S: Final = 5.0  # after a start: for requesters that waited at the process before
 
 REPLYING: Final = AwaitReplies, SendReply, LeaveReplies  # no send depends on them
@@ -149,7 +151,7 @@ class RepliesPart:
         letter, properties = self._letter_of(command, request)
         known = self._known.get((command.requester, command.correlation_id))
         if known is not None and (known.is_received or self._boxes.holds(known)):
-            known.asked.append(request)
+            _wait_for(known, request)
             if not (known.is_stored or known.is_storing):
                 self._store(known, letter.body, properties)
             _conclude(known)
@@ -160,11 +162,12 @@ class RepliesPart:
             if time.monotonic() - self._began < RETURN_S:
                 raise SystemBusy("the broker has just begun; the requester may come") from None
             raise
-        kept.asked.append(request)
+        _wait_for(kept, request)
         self._fresh.add(command.requester)
-        if kept is letter and self._settings.store_reply_message_enable:
-            self._store(letter, letter.body, properties)
-            self._remember(letter)
+        is_missing = kept is letter or not (kept.is_stored or kept.is_storing)
+        if is_missing and self._settings.store_reply_message_enable:
+            self._store(kept, letter.body, properties)
+            self._remember(kept)
 
     def _store(self, letter: Letter, body: bytes, properties: bytes) -> None:
         """Have a reply stored, or only its acks requested."""
@@ -196,6 +199,7 @@ class RepliesPart:
         except ValueError as error:
             raise MessageIllegal(str(error)) from None
         body = bytes(request.payload[0].buffer)
+        request.drop_payload()
         letter = Letter(command.correlation_id, command.properties, body, command.requester)
         return letter, properties
 
@@ -212,12 +216,12 @@ class RepliesPart:
         unstored, self._unstored = self._unstored, []
         found: list[Request] = []
         if self._doubted:  # without records, to ask for the acks of the log
-            found.append(_Storing(self._doubted, InnerRecords()))
+            found.append(_Storing(self._doubted, InnerRecords(), self._remember))
             self._doubted = []
         while unstored:
             count, records = self._records_of(unstored)
             letters = [letter for letter, _, _ in unstored[:count]]
-            found.append(_Storing(letters, records))
+            found.append(_Storing(letters, records, self._remember))
             unstored = unstored[count:]
         return found
 
@@ -289,15 +293,22 @@ class RepliesPart:
 
 
 class _Storing(Request):
-    """Letters to be stored, as if an actor had asked for it: its answer is for them."""
+    """Letters to be stored, as if an actor had asked for it: its answer is for them.
 
-    __slots__ = ("_letters",)
+    Args:
+        remember: called with each that is not stored with the required acks.
+    """
 
-    def __init__(self, letters: list[Letter], records: InnerRecords) -> None:
+    __slots__ = ("_letters", "_remember")
+
+    def __init__(
+        self, letters: list[Letter], records: InnerRecords, remember: Callable[[Letter], None]
+    ) -> None:
         command, payload = records.take()
         parts = [frames.Part(memoryview(each)) for each in payload]
         super().__init__(command, parts, FAMILY)
         self._letters = letters
+        self._remember = remember
 
     def reply(self, answer: Command, payload: Payload = ()) -> None:
         """Once; who asks again after that is not heard."""
@@ -315,7 +326,15 @@ class _Storing(Request):
             if failure is None:
                 _conclude(letter)
             else:
+                self._remember(letter)  # it may be sent again
                 _fail(letter, failure)
+
+
+def _wait_for(letter: Letter, request: Request) -> None:
+    """Have a replier hear what becomes of its letter. Raises SystemBusy."""
+    if len(letter.asked) >= ASKED_MAX:
+        raise SystemBusy(f"{ASKED_MAX} requests wait for what becomes of this reply already")
+    letter.asked.append(request)
 
 
 def _gone(requester: str, why: str) -> RequesterGone:

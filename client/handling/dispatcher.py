@@ -371,6 +371,7 @@ class Dispatcher:
         Args:
             left_s: how long to wait for brokers that are asked to take messages back.
         """
+        self._settle()  # first: a cancelled end does not wait for what follows
         self.returns.wait(left_s)
         self.returns.close()
         self._failures.end()

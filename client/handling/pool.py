@@ -91,7 +91,8 @@ class Pool:
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+                left_s = max(0.0, deadline - time.monotonic())
+                thread.join(min(left_s, threading.TIMEOUT_MAX))
         return not any(thread.is_alive() for thread in self._threads)
 
     # --- the threads ---

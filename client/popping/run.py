@@ -37,8 +37,11 @@ class PopRun(Run):
             self._ends = True
             return
         self._watch.look(self._seats)
+        self._pool.hurry()
         self._pops.release_late()
         self._woken.clear()
+        if self._ends:  # the wake that was cleared may have been its own
+            return
         mean_s = self._pool.mean_s
         count = self._pops.wanted(mean_s, 0)
         if not count:
@@ -100,6 +103,8 @@ class AsyncPopRun(AsyncRun):
         if not self._pops.late_in_s():
             await self._in_thread(self._pops.release_late)
         self._woken.clear()
+        if self._ends:  # the wake that was cleared may have been its own
+            return
         mean_s = self._pool.mean_s
         count = self._pops.wanted(mean_s, sum(seat.unit is None for seat in self._seats))
         if not count:

@@ -24,7 +24,7 @@ from cometmq.client.handling.outcomes import Verdict, verdict_of
 from cometmq.client.handling.pool import QUICK_S
 from cometmq.client.handling.work import Parcel, Strand, Track, Unit, Work, describe
 from cometmq.client.popping.broker import taken_of
-from cometmq.protocol.errors import CometError
+from cometmq.protocol.errors import ClientClosed, CometError
 from cometmq.protocol.retry import pause_s
 from cometmq.protocol.takes import TAKE_MAX
 from cometmq.shm.kernel.codec import Message
@@ -42,6 +42,7 @@ QUICK_COUNT: Final = 64  # messages in one piece of work, if they take less than
 ACK_COUNT: Final = 4_096  # in one call
 ACK_S: Final = 0.1  # that an acknowledgement waits for others of its take, in order
 GATHER_S: Final = 0.005  # that an acknowledgement waits for others, without order
+END_S: Final = 5.0  # for brokers at the end, if handlers took all of `end_timeout_s`
 POLL_S: Final = 1.0
 AT_ONCE: Final = Verdict(after_ms=0)  # redeliver without delay
 
@@ -183,6 +184,9 @@ class PopSettlement:
         now = time.monotonic()
         late = [work for work, at in list(self._works.items()) if at <= now]
         self._release([message for work in late for message in work.take_rest()])
+        if not self._orderly:  # a parcel without a rest comes to no worker; a strand does
+            for work in late:
+                self._works.pop(work, None)
 
     def give_up(self, unbegun: Iterable[Message]) -> None:
         """Release messages that no handler has begun."""
@@ -244,9 +248,12 @@ class PopSettlement:
                 failures = 0 if self._acknowledge() else failures + 1
                 self._give_back()
                 self._release([self._unbegun.popleft() for _ in range(len(self._unbegun))])
-            except RuntimeError as closed:  # `finish` has waited long enough: they come again
-                log.warning("some messages are not acknowledged: %s", closed)
+            except ClientClosed as closed:  # `finish` has waited long enough: they come again
+                log.warning("some messages are not settled: %s", closed)
                 return
+            except Exception:
+                failures += 1
+                log.exception("some messages are not settled, and are redelivered")
             if is_over and not (self._finished or self._given or self._unbegun):
                 return
             if failures:
@@ -256,8 +263,10 @@ class PopSettlement:
     def _acknowledge(self) -> bool:
         """False: a broker could not be asked."""
         is_well = True
-        while self._finished:
-            count = min(ACK_COUNT, len(self._finished))
+        left = len(self._finished)  # what finishes meanwhile does not keep others waiting
+        while left:
+            count = min(ACK_COUNT, left)
+            left -= count
             done = [self._finished.popleft() for _ in range(count)]
             try:
                 self._consumer.ack(*done)
@@ -291,7 +300,7 @@ class PopSettlement:
         with self._changed:
             self._is_over = True
             self._changed.notify()
-        self._thread.join(max(0.1, left_s))
+        self._thread.join(min(max(END_S, left_s), threading.TIMEOUT_MAX))
         self._failures.end()
         self._consumer.release_lost()
 

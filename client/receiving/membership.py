@@ -387,7 +387,7 @@ class Membership:
         self._commit_quietly()
         command = LeaveGroup(self._owner.group, self._owner.name)
         try:
-            # The way that a JoinGroup goes: overtaken, that one would bring the member back.
+            # A JoinGroup that this overtakes brings the member back until its session ends.
             self._channel.ask(command, timeout_s=1.0)
         except CometError as error:
             log.debug("leaving group %s: %s", self._owner.group, error)

@@ -74,6 +74,16 @@ class Replier:
         return self._routes.channel(endpoints.commitlog, name, self._line_request)
 
 
+def _in_one_piece(body: Body) -> Body:
+    """Return a body as bytes of which the length counts. Raises ArgumentIllegal."""
+    if not isinstance(body, memoryview):
+        return body
+    try:
+        return body.cast("B")
+    except TypeError as error:
+        raise ArgumentIllegal(f"a memoryview as a body has to lie in one piece: {error}") from None
+
+
 def _source(name: str) -> Source | Elsewhere:
     """Rebuild the origin of a pickled message."""
     return find(name, Source) or Elsewhere(_source, name)
@@ -103,6 +113,7 @@ class Source:
         """See `Message.reply`."""
         if timeout_s.__class__ is not float or timeout_s != timeout_s:
             check("timeout_s", timeout_s, float)
+        body = _in_one_piece(body)
         command = self._command(message, body, properties)
         if self._replier.is_async:
             return self._reply_async(command, body, timeout_s)

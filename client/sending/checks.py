@@ -128,9 +128,11 @@ class Checks:
                 checks = list(zip(answer.checks, records, strict=True))
                 self._answer(self._brokers[endpoint], checks)
         except (CometError, ValueError) as error:
-            self._again(endpoint, poll, error)
+            if poll.pending is pending:  # else an earlier poll's: this one is under way
+                self._again(endpoint, poll, error)
         else:
-            poll.answered()
+            if poll.pending is pending:
+                poll.answered()
 
     def _again(self, endpoint: str, poll: LongPoll, error: Exception) -> None:
         log.debug("no checks from %s: %s", endpoint, error)

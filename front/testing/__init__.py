@@ -119,6 +119,6 @@ def pytest_runtest_makereport(
         for each in used:
             from cometmq.testing.sandbox import log_text
 
-            text = log_text(each.recent_log, item.stash[BEGAN])
+            text = log_text(each.recent_log, item.stash.get(BEGAN, 0.0))
             report.sections.append((f"CometMQ broker log ({report.when})", text))
     return report

@@ -34,11 +34,14 @@ Message = tuple[bytes, Sequence[Frame]]  # head, payload
 
 
 def pack_lengths(head: bytes, payload: Payload) -> list[bytes | bytearray | memoryview]:
-    """Return the buffers that make up a message on a stream."""
+    """Return the buffers that make up a message on a stream. Raises TypeError for a memoryview that
+    does not lie in one piece."""
     if not payload:
         return [_length(len(head)), head]
     buffers: list[bytes | bytearray | memoryview] = [_length(len(head) | _MORE), head]
     for frame in payload:
+        if type(frame) is memoryview:
+            frame = frame.cast("B")  # its length counts items, which may be larger than a byte
         buffers += (_length(len(frame) | _MORE), frame)
     buffers[-2] = _length(len(buffers[-1]))
     return buffers
@@ -48,12 +51,16 @@ class StreamReader:
     """Received bytes, and the messages in them.
 
     Memory grows with what was received, not with what a length announces.
+
+    Args:
+        message_max: bytes of a message in memory.
     """
 
-    __slots__ = ("_at", "_needed", "_parts", "_rest", "_size", "_socket")
+    __slots__ = ("_at", "_message_max", "_needed", "_parts", "_rest", "_size", "_socket")
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, message_max: int = MESSAGE_MAX) -> None:
         self._socket = connection
+        self._message_max = message_max
         self._rest: bytes | bytearray = b""  # received; taken up to `_at`
         self._at = 0
         self._needed = 0  # bytes behind `_at` without which no further frame is complete
@@ -102,12 +109,12 @@ class StreamReader:
                 break
             (length,) = _length_at(data, at)
             size = length & ~_MORE
-            if size > FRAME_MAX or self._size + size + FRAME_COST > MESSAGE_MAX:
+            if size > FRAME_MAX or self._size + size + FRAME_COST > self._message_max:
                 if found:
                     break  # the next call raises
                 raise BadRequest(
                     f"a frame of {size} bytes, at most {FRAME_MAX}, in a message of "
-                    f"{self._size + size + FRAME_COST}, at most {MESSAGE_MAX}"
+                    f"{self._size + size + FRAME_COST}, at most {self._message_max}"
                 )
             if start + size > end:
                 self._needed = 4 + size

@@ -5,9 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from cometmq.actors.writer import replies
 from cometmq.actors.writer.replies import RepliesPart
 from cometmq.protocol.commands import AwaitReplies, Command, Failed, RecordsAppended, SendReply
-from cometmq.protocol.errors import DiskFull, NotConfirmed
+from cometmq.protocol.errors import DiskFull, NotConfirmed, SystemBusy
 from cometmq.protocol.frames import Part
 from cometmq.protocol.replies import SECRET_CHARACTERS, reply_topic, requester_of
 
@@ -25,6 +28,9 @@ class Asked:
         self.payload = [Part(memoryview(each)) for each in payload]
         self.sender = b"connection"
         self.answers: list[Any] = []
+
+    def drop_payload(self) -> None:
+        self.payload = []
 
     def reply(self, answer: Command, _payload: object = ()) -> None:
         self.answers.append(answer)
@@ -56,9 +62,9 @@ class Replying:
         self.mailbox = answer.mailbox
         return [each.correlation_id for each in answer.replies]
 
-    def send(self) -> tuple[list[Any], list[Any]]:
+    def send(self, name: str = "id") -> tuple[list[Any], list[Any]]:
         """Send the reply, once more; what it is answered later, and what goes to the log."""
-        asked: Any = Asked(SendReply(TOPIC, requester_of(SECRET), "id", {}), b"body")
+        asked: Any = Asked(SendReply(TOPIC, requester_of(SECRET), name, {}), b"body")
         self.part.on_send_reply(asked.command, asked)
         self.part.hand_out()
         return asked.answers, self.part.take_unstored()
@@ -106,3 +112,36 @@ def test_a_reply_that_the_log_refused_is_stored_by_the_next_attempt() -> None:
             assert second == []
             replying.fetch(1)
         assert second == ["done"]
+
+
+@pytest.mark.parametrize("is_received", [False, True])
+def test_an_unconfirmed_reply_is_known_behind_many_others(
+    is_received: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not stored a second time, and its replier hears what becomes of it."""
+    monkeypatch.setattr(replies, "KNOWN_MAX", 4)
+    replying = Replying()
+    first, (stored,) = replying.send()
+    for number in range(8):
+        _, (other,) = replying.send(f"other {number}")
+        other.reply(KEPT)
+    if is_received:
+        assert len(replying.fetch(0)) == 9
+        replying.fetch(9)
+    stored.reply(LATE)
+    assert first == [NotConfirmed]
+    second, (acks,) = replying.send()
+    assert acks.command.count == 0
+    acks.reply(KEPT)
+    if not is_received:
+        replying.fetch(9)
+    assert second == ["done"]
+
+
+def test_repeats_of_one_reply_are_limited() -> None:
+    replying = Replying()
+    replying.send()
+    for _ in range(replies.ASKED_MAX - 1):
+        replying.send()
+    with pytest.raises(SystemBusy, match="64 requests wait"):
+        replying.send()

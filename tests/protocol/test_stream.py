@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 import tracemalloc
+from array import array
 from collections.abc import Iterator
 
 import pytest
@@ -68,6 +69,25 @@ def test_messages_come_as_they_were_sent(ends: Ends, seed: int | None) -> None:
     assert found == sent
     assert writer.unsent_bytes == 0
     assert not reader.has_more
+
+
+def test_a_memoryview_is_sent_by_its_bytes(ends: Ends) -> None:
+    """Its length counts items; a view that does not lie in one piece leaves nothing behind."""
+    writer, reader = StreamWriter(ends[0]), StreamReader(ends[1])
+    items, large = memoryview(array("I", [1, 2, 3])), memoryview(bytes(2 * stream.JOIN_BYTES))
+    with pytest.raises(TypeError):
+        writer.send(b"head", [large, large[::2]])
+    writer.send(b"head", [items])
+    assert reader.fill()
+    assert plain(reader.messages(9)) == [(b"head", [items.tobytes()])]
+
+
+def test_a_message_is_limited_where_it_is_received(ends: Ends) -> None:
+    writer, reader = StreamWriter(ends[0]), StreamReader(ends[1], 1_000)
+    writer.send(b"head", [bytes(1_000)])
+    assert reader.fill()
+    with pytest.raises(BadRequest, match="at most 1000"):
+        reader.messages(1)
 
 
 @pytest.mark.parametrize("seed", [*range(6), None])
@@ -149,12 +169,11 @@ def test_a_length_alone_takes_no_memory(ends: Ends) -> None:
         tracemalloc.stop()
 
 
-def test_frames_without_content_are_counted(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_without_content_are_counted(ends: Ends) -> None:
     """A message of nothing but lengths costs memory as well."""
     assert MESSAGE_MAX > FRAME_MAX
-    monkeypatch.setattr(stream, "MESSAGE_MAX", 1_000 * stream.FRAME_COST)
     ends[0].sendall(struct.pack(">I", MORE) * 1_001)
-    reader = StreamReader(ends[1])
+    reader = StreamReader(ends[1], 1_000 * stream.FRAME_COST)
     reader.fill()
     with pytest.raises(BadRequest, match="in a message of"):
         reader.messages(1)

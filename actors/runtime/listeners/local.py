@@ -69,7 +69,7 @@ class Caller:
         self.name = f"local connection {number}"
         self.sender = b"\0" + self.name.encode()  # no client can give itself such a name by ZeroMQ
         self.principal = principal
-        self._reader = StreamReader(line)
+        self._reader = StreamReader(line, min(frames.MESSAGE_MAX, limits.in_flight_bytes))
         self._turn = 0  # in which it was last read from
         self._writer = StreamWriter(line)
         self._epoll = epoll
@@ -252,7 +252,7 @@ class LocalListener(Listener):
                 if taken == wanted:
                     more.append(caller)
             ready = more
-        self.left_some = self.drain_at == 0
+        self.left_some = count_max <= 0 or self.drain_at == 0  # maybe
         return requests
 
     def _ready(self) -> list[Caller]:
@@ -346,4 +346,5 @@ class LocalListener(Listener):
         self._behind.discard(descriptor)
         self._stalled.pop(caller, None)
         self._epoll.unregister(descriptor)
+        caller.hang_up()  # a fork of the service may have it open; what is kept is dropped
         caller.socket.close()
