@@ -63,6 +63,7 @@ def test_pages_are_written_before_the_interval_is_over(tmp_path: Path) -> None:
         assert broker.statistics("flush")["behind_bytes"] > 24 << 20
 
 
+@pytest.mark.alone  # another's sync writes what is dirty
 def test_pages_made_ready_are_not_written_by_a_flush(tmp_path: Path) -> None:
     """They are dirty, and most will soon be written with messages in them."""
     settings = {"mappedFileSizeCommitLog": 64 << 20, "flushIntervalCommitLog": 10}

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from paths import ROOT
 from patience import patient
-from waiting import still_there
+from waiting import still_there, until
 
 from cometmq.errors import ArgumentIllegal, NameIllegal
 from cometmq.testing.sandbox import OwnBroker, Sandbox
@@ -226,5 +226,8 @@ def test_a_name_that_cannot_be(cometmq: Sandbox) -> None:
 def test_the_log_of_before_a_restart_is_kept(cometmq_own_broker: OwnBroker) -> None:
     cometmq_own_broker.restart()
     cometmq_own_broker.restart()
-    lines = [each.getMessage() for each in cometmq_own_broker.recent_log]
-    assert len([line for line in lines if "serves" in line]) == 3, lines
+
+    def starts() -> int:
+        return sum("serves" in each.getMessage() for each in cometmq_own_broker.recent_log)
+
+    until(lambda: starts() == 3, says="three starts are in the log")

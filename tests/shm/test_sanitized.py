@@ -27,7 +27,7 @@ FLAGS = (
     "-fno-sanitize=nonnull-attribute",
 )  # fmt: skip
 KERNEL_TESTS = (
-    "test_kernel.py", "test_columns.py", "test_rows.py", "test_java.py", "test_packets.py",
+    "test_kernel.py", "test_columns.py", "test_rows.py", "test_java.py",
     "test_ends_batch.py",
 )  # fmt: skip
 LIMITS_S = patient(600)
