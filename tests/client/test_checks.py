@@ -18,10 +18,17 @@ SOON_S = LOOK_S / 2
 
 
 class FakePending:
-    def __init__(self, error: CometError) -> None:
+    def __init__(self, channel: FakeChannel, on_done: Callable[[Any], None]) -> None:
+        self.channel = channel
+        self.on_done = on_done
+        self.error: CometError | None = None
+
+    def fail(self, error: CometError) -> None:
         self.error = error
+        self.on_done(self)
 
     def result(self) -> Any:
+        assert self.error is not None
         raise self.error
 
 
@@ -31,7 +38,7 @@ class FakeRoutes:
 
     masters: list[str] | CometError
     asked: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
-    waiting: dict[str, Callable[[Any], None]] = field(default_factory=dict)
+    waiting: dict[str, FakePending] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
 
     def brokers(self, _timeout_s: float) -> list[BrokerEndpoints]:
@@ -47,7 +54,7 @@ class FakeRoutes:
 
     def lose(self, endpoint: str) -> None:
         self.dead.add(endpoint)
-        self.waiting.pop(endpoint)(FakePending(NotReachable(endpoint)))
+        self.waiting.pop(endpoint).fail(NotReachable(endpoint))
 
 
 @dataclass
@@ -57,9 +64,13 @@ class FakeChannel:
 
     def request(
         self, _command: object, *, on_done: Callable[[Any], None], **_limits: float
-    ) -> None:
-        self.routes.waiting[self.endpoint] = on_done
+    ) -> FakePending:
+        pending = self.routes.waiting[self.endpoint] = FakePending(self, on_done)
         self.routes.asked.put(self.endpoint)
+        return pending
+
+    def forget(self, _pending: FakePending) -> None:
+        """Nothing comes of it any more."""
 
 
 @pytest.fixture
@@ -92,8 +103,7 @@ def test_the_next_master_is_found_soon(routes: FakeRoutes, away_s: float) -> Non
 def test_a_master_is_waited_for_although_no_name_server_answers(routes: FakeRoutes) -> None:
     assert routes.asked.get(timeout=SOON_S) == "first"
     routes.masters = NotConfirmed("no name server")
-    heard = routes.waiting.pop("first")
-    heard(FakePending(NotConfirmed("the broker has not answered")))
+    routes.waiting.pop("first").fail(NotConfirmed("the broker has not answered"))
     assert routes.asked.get(timeout=SOON_S) == "first"
 
 
