@@ -38,7 +38,7 @@ class HeldPops(TimedRequests[WaitKey, HeldPop]):
         """Raises SystemBusy."""
         held = HeldPop(command, request)
         before = self.named(held.key, held.name)
-        if before is not None:  # whoever asks again does not hear the answer to the first question
+        if before is not None:  # a repeated pop replaces the one before
             self.release(before).reply(PoppedMessages([]))
         self.add(held)
 

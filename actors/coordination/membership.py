@@ -56,7 +56,7 @@ class Membership:
         self._unseen: set[Kind] = set()  # whose members of these are not taken yet
 
     def note(self, member: Member) -> None:
-        """Add a member, or what is new of it. Raises SystemBusy."""
+        """Add or update a member. Raises SystemBusy."""
         place = member.topic, member.name
         there = self._groups.get((member.kind, member.group), {})
         before = there.get(place)

@@ -81,7 +81,7 @@ def _in_one_piece(body: Body) -> Body:
     try:
         return body.cast("B")
     except TypeError as error:
-        raise ArgumentIllegal(f"a memoryview as a body has to lie in one piece: {error}") from None
+        raise ArgumentIllegal(f"a memoryview as a body must be contiguous: {error}") from None
 
 
 def _source(name: str) -> Source | Elsewhere:

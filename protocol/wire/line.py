@@ -6,6 +6,7 @@ cost two wake-ups instead of six, as no thread of ZeroMQ's takes part on either 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -82,10 +83,20 @@ class Line:
             return None
         with self._sending:
             if self._writable is None:
-                self._writable = select.epoll()
+                try:
+                    self._writable = select.epoll()
+                except OSError:  # no descriptor is left to wait by
+                    self._end()
+                    return None
                 self._writable.register(self._socket, select.EPOLLOUT)
                 self._close_with_it(self._writable)
         return self._writable.fileno()
+
+    def _end(self) -> None:
+        """End the connection: the receiver finds that, and requests go by ZeroMQ."""
+        self._writer.drop()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def flush(self) -> None:
         """Send what is unsent, as far as the other side takes it."""

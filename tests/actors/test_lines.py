@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
+import select
 import signal
 import socket
 import struct
@@ -437,6 +439,23 @@ def test_a_line_that_never_answered_is_not_asked_for_again(broker: Broker, topic
         assert channel._shortcut.line is None
         assert channel._shortcut.command is None
         ours.close()
+
+
+def test_a_line_without_a_descriptor_to_wait_by_ends(
+    listener: LocalListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It raised out of a request that stayed registered, whose batch then was settled twice."""
+    line = Line(listener.name, os.getuid())
+    line.send(frames.pack(1, Ping()), [bytes(4 << 20)])
+
+    def refused() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(select, "epoll", refused)
+    assert line.unsent_fd is None
+    line.flush()
+    with pytest.raises(EOFError):
+        line.receive(WAIT_S)
 
 
 def read_slowly(listener: LocalListener, line: Line, pings: int) -> int:
